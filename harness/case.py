@@ -1,0 +1,41 @@
+"""A case: the inputs of one run, and what a model of the code under test says must happen to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Elements that a write puts outside of its buffer, as predicted from the sizing formula (never from the code under test)."""
+
+    side: str  # "before" or "after" the payload
+    elements: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input, ready to run in a leg.
+
+    ``entry(params, device)`` runs in the leg's process; it raises ``harness.leg.WrongValues`` where a result differs from
+    the reference. Everything else here is known before anything runs.
+    """
+
+    id: str
+    entry: str  # "module:function"
+    params: Mapping[str, Any]  # JSON-ready
+    backend: str = ""
+    regression: str = ""  # the PR or issue that it stands for, where that is not the fix's own
+    on: str = "clean"  # the outcome that this input must have with the fix in
+    tells: bool = True  # False: this input cannot tell the fix from its absence, and every leg must equal `on`
+    why: str = ""  # one sentence: why it cannot tell, or what it shows
+    stray: Stray | None = None  # with every guard out of the way
+    expect: Mapping[frozenset[str], str] = field(default_factory=dict)  # reverted ids -> outcome, where the toggle's differs
+    reason: Mapping[frozenset[str], str] = field(default_factory=dict)  # reverted ids (none: fix in) -> regex, likewise
+    reaches: bool = True  # False: this input is refused before it gets to what the fix changed
+    detector: str = "red-zone"
+    zone_bytes: int = 1 << 16
+    needs_cuda: bool = False
+    cuda_packages: tuple[str, ...] = ()  # that a leg on a GPU imports

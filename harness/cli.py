@@ -1,0 +1,250 @@
+"""The ``unfix`` command. Results go to stdout, progress and notes to stderr.
+
+Exit codes: 0 all well, 1 a finding, 2 bad usage or a bad toggle file, 3 rotted, 4 infra.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness import fixes, overlay, report, script, selection
+from harness.case import Case
+from harness.device import resolve_device
+from harness.errors import InfraError, UnfixError, UsageError
+from harness.prover import Prover
+from harness.root import project_root
+
+app = typer.Typer(
+    name="unfix",
+    help="Take a merged fix out again, to prove that the bug comes back and that a test catches it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+notes = Console(stderr=True, highlight=False)
+
+Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
+JsonOut = Annotated[str | None, typer.Option("--json", metavar="F", help="write JSON to F ('-': stdout)")]
+
+
+def main() -> None:
+    """Run the command line; every error that we know is one line on stderr and its exit code."""
+    try:
+        app(standalone_mode=False)
+    except UnfixError as error:
+        print(f"unfix: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("unfix: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of stdout has gone (`unfix list | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if (show := getattr(error, "format_message", None)) is None:
+            raise
+        print(f"unfix: {show()} (see unfix --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+def catalogue() -> fixes.Catalogue:
+    """The fixes that this checkout registers."""
+    return fixes.load(project_root() / "toggles")
+
+
+@app.command("list")
+def list_fixes(json_out: JsonOut = None) -> None:
+    """Every registered fix: kind, what its absence shows, code bases.
+
+    Example: unfix list --json -
+    """
+    registered = catalogue()
+    if json_out:
+        _write_json(json_out, {"schema_version": report.SCHEMA_VERSION, "fixes": [_fix_row(fix) for fix in registered.fixes]})
+        return
+    table = Table(header_style="bold")
+    for name in ("fix", "kind", "summary", "fix out", "code bases"):
+        table.add_column(name, overflow="fold")
+    for fix in registered.fixes:
+        row = _fix_row(fix)
+        out = "\n".join(f"{' + '.join(name.partition(':')[2] for name in leg['out'])}: {leg['outcome']}" for leg in row["legs"])
+        table.add_row(fix.id, fix.kind, fix.summary, out, ", ".join(fix.code_bases))
+    Console(highlight=False).print(table)
+
+
+def _fix_row(fix: fixes.Fix) -> dict[str, Any]:
+    legs = [{"out": list(out), "outcome": leg.outcome} for out, leg in zip(fix.legs_out_ids, fix.legs, strict=True)]
+    return {
+        "fix": fix.id, "kind": fix.kind, "summary": fix.summary, "title": fix.title, "links": list(fix.links),
+        "scenario": fix.scenario, "backend": fix.backend, "legs": legs, "code_bases": list(fix.code_bases),
+    }  # fmt: skip
+
+
+@app.command()
+def run(
+    sel: Annotated[list[str] | None, typer.Argument(metavar="[SEL…]", help="fixes to prove; all without")] = None,
+    device: Device = "auto",
+    target: Annotated[str, typer.Option(help="the code base under test")] = "eagle_kv",
+    jobs: Annotated[str, typer.Option("--jobs", "-n", help="parallel workers: a number, or auto")] = "auto",
+    json_out: JsonOut = None,
+    junit: Annotated[str | None, typer.Option(metavar="F", help="write JUnit XML to F")] = None,
+) -> None:
+    """The on/off matrix: every regression, with each fix in and out. pytest runs it.
+
+    Example: unfix run 27338 own:int32-rows --json out/matrix.json
+    """
+    root, registered = project_root(), catalogue()
+    wanted = ",".join(sel) if sel else "all"
+    chosen = selection.parse(wanted, registered, source="SEL")
+    if not chosen:
+        raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
+    if target != "eagle_kv":
+        raise UsageError(f"--target {target}: only eagle_kv can be run so far")
+    device = resolve_device(device)
+    with tempfile.TemporaryDirectory(prefix="unfix-run-") as scratch:
+        matrix_file = Path(scratch, "matrix.json")
+        command = [
+            sys.executable, "-m", "pytest", str(root / "regressions"), "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
+            "-q", "-n", _workers(jobs, device), "--unfix-device", device, "--unfix-target", target,
+            "--unfix-select", ",".join(chosen), "--unfix-json", str(matrix_file),
+        ]  # fmt: skip
+        if junit:
+            command += ["--junitxml", junit]
+        ended = subprocess.run(command, stdout=sys.stderr, check=False)
+        if not matrix_file.exists():
+            raise InfraError(f"pytest ended with {ended.returncode} before it could write a matrix; its own words are above")
+        document = json.loads(matrix_file.read_text())
+    records = document["results"]
+    if json_out:
+        _write_json(json_out, document)
+    if json_out != "-":
+        console = Console(highlight=False)
+        console.print(report.table(records))
+        console.print(report.summary_line(records))
+    code = report.exit_code(records)
+    if ended.returncode not in (0, 1) or (ended.returncode == 1 and code == 0):
+        notes.print(f"unfix: pytest ended with {ended.returncode}, for a reason that no verdict holds: its own words are above")
+        code = 4
+    raise typer.Exit(code)
+
+
+def _workers(jobs: str, device: str) -> str:
+    if jobs != "auto":
+        if not jobs.isdigit():
+            raise UsageError(f"--jobs {jobs!r}: must be a number or auto")
+        return jobs
+    # each worker holds a fork server (about 0.5 GB), and on a GPU its legs' contexts
+    return str(min(os.cpu_count() or 1, 12 if device == "cuda" else 8))
+
+
+@app.command()
+def repro(
+    sel: Selection,
+    device: Device = "auto",
+    backend: Annotated[str | None, typer.Option(help="draft backend, where the fix leaves a choice")] = None,
+    path: Annotated[str | None, typer.Option(help="eager or cuda_graph; store_cache or pool")] = None,
+    topk: Annotated[int | None, typer.Option(help="branches a request")] = None,
+    num_seqs: Annotated[int | None, typer.Option(help="requests in the batch")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="draft steps")] = None,
+    max_bs: Annotated[int | None, typer.Option(help="requests that the CUDA-graph buffers are sized for")] = None,
+    max_context_len: Annotated[int | None, typer.Option(help="tokens")] = None,
+    seq_lens: Annotated[str | None, typer.Option(metavar="a,b,…", help="prefix lengths in tokens, one a request")] = None,
+    page_size: Annotated[int | None, typer.Option(help="KV slots a page")] = None,
+    slots: Annotated[str | None, typer.Option(metavar="a,b,…", help="slot ids to store to")] = None,
+    num_slots: Annotated[int | None, typer.Option(help="slots of the pool")] = None,
+    row_bytes: Annotated[int | None, typer.Option(help="bytes of a K or V row")] = None,
+    index_bytes: Annotated[int | None, typer.Option(help="4 or 8: width of a slot id")] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="speculative_num_draft_tokens")] = None,
+    detector: Annotated[str | None, typer.Option(help="red-zone or guard-page")] = None,
+    json_out: JsonOut = None,
+    script_out: Annotated[str | None, typer.Option("--script", metavar="F", help="write a stand-alone script to F")] = None,
+) -> None:
+    """One case, all its legs, explained. A PR with several fixes shows its first.
+
+    Example: unfix repro 27338 --topk 8 --num-seqs 7 --num-steps 5 --max-bs 8 --max-context-len 512 --seq-lens 187,187,187,187,187,187,187
+    """
+    typed = {name: value for name, value in locals().items() if name not in ("sel", "device", "json_out", "script_out")}
+    registered = catalogue()
+    chosen = selection.parse(sel, registered, source="SEL")
+    if not chosen:
+        raise UsageError(f"SEL {sel!r} selects no fix; known: {', '.join(registered.ids)}")
+    fix = registered.fix(chosen[0])
+    if len(chosen) > 1:
+        notes.print(f"unfix: {sel} is {', '.join(chosen)}; this shows {fix.id}, whose legs take the others out, too, where it needs that")
+    case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
+    device = resolve_device(device)
+    prover = Prover(registered, device=device, root=project_root())
+    with prover.sandbox:
+        environment = prover.environment()
+        result = prover.prove(fix.id, case)
+    if script_out:
+        script.write(Path(script_out), prover, result)
+        notes.print(f"unfix: wrote {script_out}")
+    if json_out:
+        _write_json(json_out, report.matrix({**environment, "target": prover.target}, [result.as_dict()], []))
+    if json_out != "-":
+        print(report.explain(result))
+        if not case.tells:
+            print(f"  why: {case.why}")
+    raise typer.Exit(report.exit_code_of(result.verdict.kind))
+
+
+def _build_case(fix: fixes.Fix, options: dict[str, Any]) -> Case:
+    scenario = importlib.import_module(f"regressions.scenarios.{fix.scenario}")
+    if unknown := sorted(set(options) - set(scenario.OPTIONS)):
+        takes = " ".join("--" + name.replace("_", "-") for name in scenario.OPTIONS)
+        raise UsageError(f"--{unknown[0].replace('_', '-')} does not fit {fix.id}, which takes {takes}")
+    for name in ("seq_lens", "slots"):
+        if name in options:
+            options[name] = _integers(name, options[name])
+    build: Callable[..., Case] = scenario.case
+    if "backend" in inspect.signature(build).parameters and "backend" not in options and fix.backend:
+        options["backend"] = fix.backend
+    return build(fix.id, **options)
+
+
+def _integers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"--{name.replace('_', '-')} {text!r}: must be integers with commas between, like 5,3,8") from None
+
+
+@app.command()
+def diff(sel: Selection, target: Annotated[str, typer.Option(help="the code base")] = "eagle_kv") -> None:
+    """The unified diff that a selection amounts to.
+
+    Example: unfix diff 27338:topk-factor
+    """
+    registered = catalogue()
+    chosen = selection.parse(sel, registered, source="SEL")
+    plan = overlay.plan(registered.reversals(chosen, target), [project_root() / "kernels"])
+    print(overlay.diff(plan), end="")
+
+
+def _write_json(where: str, document: dict[str, Any]) -> None:
+    if where == "-":
+        print(json.dumps(document, indent=1))
+    else:
+        report.write_json(Path(where), document)
+        notes.print(f"unfix: wrote {where}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The catalogue of fixes, read from toggle files.
+
+`python -m harness.fixes schema > toggles/schema.json` writes the JSON Schema that editors check toggle files with.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.edits import Edit, Reversal
+from harness.errors import ToggleError, UsageError
+from harness.togglefile import FixEntry, Kind, LegEntry, schema, validate
+from harness.yamlfile import Node, read
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One fix of the catalogue. `source` is the toggle file, `line` the line that its name is on."""
+
+    id: str
+    pr: str
+    name: str
+    title: str
+    links: tuple[str, ...]
+    entry: FixEntry
+    source: Path
+    line: int
+
+    @property
+    def kind(self) -> Kind:
+        return self.entry.kind
+
+    @property
+    def summary(self) -> str:
+        return self.entry.summary
+
+    @property
+    def scenario(self) -> str | None:
+        return self.entry.scenario
+
+    @property
+    def backend(self) -> str | None:
+        return self.entry.backend
+
+    @property
+    def guard(self) -> str | None:
+        return self.entry.guard
+
+    @property
+    def legs(self) -> tuple[LegEntry, ...]:
+        return tuple(self.entry.legs)
+
+    @property
+    def legs_out_ids(self) -> tuple[tuple[str, ...], ...]:
+        """For each leg, the full ids of the fixes that are out."""
+        return tuple(tuple(_full_id(self.pr, name) for name in leg.out) for leg in self.entry.legs)
+
+    @property
+    def code_bases(self) -> tuple[str, ...]:
+        """The code bases, such as `eagle_kv` and `sglang`, that it can be undone in."""
+        return tuple(self.entry.reversals)
+
+    def reversals_for(self, code_base: str) -> tuple[Reversal, ...]:
+        """How it is undone in a code base, () if it has no reversal there."""
+        return tuple(
+            Reversal(
+                self.id,
+                entry.target,
+                tuple(Edit(edit.match, edit.replacement, edit.prepend, edit.append) for edit in entry.edits),
+                entry.entered_by,
+            )
+            for entry in self.entry.reversals.get(code_base, ())  # type: ignore[call-overload]
+        )
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All fixes, in the order of their PRs and then of their files; `own` comes last."""
+
+    fixes: tuple[Fix, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(fix.id for fix in self.fixes)
+
+    @property
+    def prs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(fix.pr for fix in self.fixes))
+
+    def __iter__(self) -> Iterator[Fix]:
+        return iter(self.fixes)
+
+    def __len__(self) -> int:
+        return len(self.fixes)
+
+    def fix(self, fix_id: str) -> Fix:
+        """The fix with this full id. Raises UsageError, with the nearest id, if there is none."""
+        for fix in self.fixes:
+            if fix.id == fix_id:
+                return fix
+        near = difflib.get_close_matches(fix_id, self.ids, 1, 0.3)
+        raise UsageError(f"no fix {fix_id[:80]!a}" + (f"; nearest: {near[0]}" if near else ""))
+
+    def reversals(self, ids: Sequence[str], code_base: str) -> tuple[Reversal, ...]:
+        """How all these fixes are undone in a code base."""
+        return tuple(reversal for fix_id in ids for reversal in self.fix(fix_id).reversals_for(code_base))
+
+
+def load(directory: Path | str) -> Catalogue:
+    """Read every `*.yaml` of a directory. Raises ToggleError: `file:line: dotted.path: what would be right`."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UsageError(f"no toggle directory {directory}")
+    paths = sorted(directory.glob("*.yaml"), key=lambda path: (not path.stem.isdigit(), path.stem.zfill(12)))
+    roots = [read(path) for path in paths]
+    fixes: list[Fix] = []
+    for root in roots:
+        file = validate(root)
+        pr = str(file.pr)
+        for name, entry in file.fixes.items():
+            line = root.line("fixes", name)
+            fixes.append(Fix(f"{pr}:{name}", pr, name, file.title, tuple(file.links), entry, root.path, line))
+    catalogue = Catalogue(tuple(fixes))
+    _check_legs(catalogue, {root.path: root for root in roots})
+    return catalogue
+
+
+def _full_id(pr: str, name: str) -> str:
+    return name if ":" in name else f"{pr}:{name}"
+
+
+def _check_legs(catalogue: Catalogue, roots: dict[Path, Node]) -> None:
+    for fix in catalogue:
+        for index, out in enumerate(fix.legs_out_ids):
+            for at, fix_id in enumerate(out):
+                if fix_id not in catalogue.ids:
+                    near = difflib.get_close_matches(fix_id, catalogue.ids, 1, 0.3)
+                    hint = f", did you mean {near[0]}?" if near else ""
+                    where = ("fixes", fix.name, "legs", index, "out", at)
+                    raise ToggleError(roots[fix.source].error(where, f"no fix {fix_id}{hint}"))
+            if len(set(out)) != len(out):
+                path = ("fixes", fix.name, "legs", index, "out")
+                raise ToggleError(roots[fix.source].error(path, "the same fix twice (name each once)"))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["schema"]:
+        sys.exit("usage: python -m harness.fixes schema > toggles/schema.json")
+    print(json.dumps(schema(), indent=2))

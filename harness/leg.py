@@ -1,0 +1,104 @@
+"""What runs inside a leg's throwaway process: one case, watched, and a report of what was seen.
+
+This side imports the standard library and torch only, so that a leg costs a fork and no imports. It judges nothing: it
+writes facts, and :mod:`harness.outcome` reads them.
+
+A leg's directory holds ``request.json`` (in), ``reached`` (a line for each reverted target, written as it is entered),
+``stdout``, ``stderr`` and ``report.json`` (out; absent when the process died).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class WrongValues(Exception):
+    """A result that differs from the reference; the message names the tensor and the first difference."""
+
+
+def run_directory(directory: str) -> None:
+    """Run the leg that ``request.json`` describes and write ``report.json``, whole or not at all."""
+    faulthandler.enable()  # a SIGSEGV then names the Python function that wrote
+    folder = Path(directory)
+    request = json.loads((folder / "request.json").read_text())
+    with open(folder / "reached", "a", encoding="utf-8", buffering=1) as marks:
+        report = run(request, lambda name: print(name, file=marks))
+    part = folder / "report.json.part"
+    part.write_text(json.dumps(report))
+    part.rename(folder / "report.json")
+
+
+def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, Any]:
+    """Run one leg in this process. Returns ``{"raised", "wrong", "hits", "facts"}``."""
+    import torch
+
+    from harness import memory
+    from harness.reach import Reach, Target
+
+    torch.set_num_threads(1)  # libgomp's pool does not survive a fork, and legs already run side by side
+    report: dict[str, Any] = {"raised": None, "wrong": None, "hits": [], "facts": {}}
+    detector = memory.DETECTORS[request["detector"]](zone_bytes=request["zone_bytes"])
+    with Reach([Target(**target) for target in request["targets"]], record):
+        try:
+            module, _, name = request["entry"].partition(":")
+            entry = getattr(importlib.import_module(module), name)
+            with detector:
+                try:
+                    report["facts"] = entry(request["params"], request["device"]) or {}
+                except WrongValues as error:
+                    report["wrong"] = str(error)
+                if request["device"] == "cuda":
+                    torch.cuda.synchronize()  # a leg is not clean before the device says so
+        except Exception as error:
+            report["raised"] = _describe(error)
+        with _or_keep_first(report):
+            report["hits"] = [hit.as_dict() for hit in detector.check()]
+    return report
+
+
+@contextlib.contextmanager
+def _or_keep_first(report: dict[str, Any]) -> Iterator[None]:
+    """After a device error every later device call fails, too: the first error is the one that says why."""
+    try:
+        yield
+    except Exception as error:
+        report["raised"] = report["raised"] or _describe(error)
+
+
+def _describe(error: BaseException) -> dict[str, str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "where": f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "",
+        "trace": "".join(traceback.format_exception(error))[-8000:],
+    }
+
+
+def environment(params: dict[str, Any], device: str) -> dict[str, Any]:
+    """A leg's entry that reports the versions and the device which the legs beside it run on."""
+    import platform
+
+    import torch
+
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    for name in ("triton", "flashinfer"):
+        loaded = sys.modules.get(name)
+        versions[name] = getattr(loaded, "__version__", None) if loaded else None
+    on_gpu = device == "cuda" and torch.cuda.is_available()
+    versions["device"] = torch.cuda.get_device_name() if on_gpu else "cpu"
+    versions["cuda"] = torch.version.cuda if on_gpu else None
+    versions["usable"] = on_gpu or device == "cpu"
+    return versions
+
+
+if __name__ == "__main__":
+    run_directory(sys.argv[1])

@@ -1,0 +1,218 @@
+"""An overlay: a directory that goes in front of the import path, in which some fixes are undone.
+
+It holds real copies of the edited files only. Every other entry on the way down to them is a link to the original, so
+imports, includes, tracebacks and `inspect.getsource` all see real files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.edits import Change, Reversal, apply
+from harness.errors import InfraError, RottedError
+from harness.targets import Location, locate
+
+_FORMAT = b"unfix overlay 1\0"
+_STALE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class EditedFile:
+    """A file as it is and as the overlay has it.
+
+    `root` is the directory on the import path, `relpath` the path below it (`pkg/mod.py`), `fixes` the ids of the
+    fixes undone here, `locations` where each reversal's target was found in the original.
+    """
+
+    original: Path
+    root: Path
+    relpath: Path
+    old: bytes
+    new: bytes
+    fixes: tuple[str, ...]
+    locations: tuple[Location, ...]
+
+
+Plan = dict[Path, EditedFile]
+
+
+def plan(reversals: Iterable[Reversal], roots: Sequence[Path | str] = ()) -> Plan:
+    """Work out every edited file, by its original's path. Writes nothing; raises RottedError if any edit won't go.
+
+    `roots` are directories to look for packages in before the import path.
+    """
+    located: dict[Path, list[tuple[Reversal, Location]]] = {}
+    for reversal in reversals:
+        try:
+            location = locate(reversal.target, roots)
+        except RottedError as error:
+            error.fix = reversal.fix
+            raise
+        located.setdefault(location.file, []).append((reversal, location))
+    result: Plan = {}
+    for file, items in located.items():
+        first = items[0][1]
+        changes = [
+            Change(edit, location.regions, reversal.fix, reversal.target)
+            for reversal, location in items
+            for edit in reversal.edits
+        ]
+        source = first.source
+        text = apply(source.text, changes, language=first.language, name=first.relpath.as_posix())
+        fixes = tuple(dict.fromkeys(reversal.fix for reversal, _ in items))
+        try:
+            new = source.encode(text)
+        except UnicodeEncodeError as error:
+            raise RottedError(
+                f"the edit doesn't fit {first.relpath}'s encoding: {error}", fix=", ".join(fixes), target=first.target
+            ) from None
+        locations = tuple(location for _, location in items)
+        result[file] = EditedFile(file, first.root, first.relpath, source.encode(source.text), new, fixes, locations)
+    return result
+
+
+def diff(plan: Plan) -> str:
+    """The plan as a unified diff, "" if empty. Its a/ and b/ paths are below the import root, for `patch -p1`."""
+    parts: list[bytes] = []
+    for edited in sorted(plan.values(), key=lambda edited: edited.relpath):
+        old, new = edited.old.splitlines(keepends=True), edited.new.splitlines(keepends=True)
+        path = edited.relpath.as_posix().encode()
+        for line in difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + path, b"b/" + path):
+            parts.append(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n")
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def cache_dir() -> Path:
+    """The per-user cache: $UNFIX_CACHE, else $XDG_CACHE_HOME/unfix, else ~/.cache/unfix. Made if need be, mode 0700.
+
+    Raises InfraError if it can't be made, or if others own it or may write to it: code is run from there.
+    """
+    if named := os.environ.get("UNFIX_CACHE"):
+        cache = Path(named)
+    elif home := os.environ.get("XDG_CACHE_HOME"):
+        cache = Path(home) / "unfix"
+    else:
+        cache = Path.home() / ".cache" / "unfix"
+    cache = cache.absolute()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = cache.stat()
+    except OSError as error:
+        raise InfraError(f"can't make the cache {cache}: {error.strerror}; set UNFIX_CACHE to a directory") from None
+    if status.st_uid != os.getuid():
+        raise InfraError(f"the cache {cache} belongs to user {status.st_uid}, not to you: set UNFIX_CACHE to your own")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InfraError(f"others may write to the cache {cache}: chmod go-w it, or set UNFIX_CACHE to another")
+    return cache
+
+
+def build(plan: Plan) -> Path | None:
+    """Make the overlay, or find it already made, and return its directory; None for an empty plan.
+
+    Safe to call from several processes at once. Raises InfraError, with nothing half-made left, if the disk won't.
+    """
+    if not plan:
+        return None
+    files = sorted(plan.values(), key=lambda edited: edited.relpath)
+    overlays = cache_dir() / "overlays"
+    try:
+        entries = _links(files)
+        final = overlays / _digest(files, entries)
+        overlays.mkdir(mode=0o700, exist_ok=True)
+        if _is_whole(final, files, entries):
+            return final
+        _sweep(overlays)
+        made = Path(tempfile.mkdtemp(prefix=".making-", dir=overlays))
+        try:
+            _fill(made, files, entries)
+            _publish(made, final, files, entries)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise InfraError(f"can't build an overlay in {overlays}: {error.strerror or error}") from None
+    return final
+
+
+def _links(files: Sequence[EditedFile]) -> dict[Path, Path]:
+    """What the overlay links to: relative path -> original, for all siblings on the way down to the edited files."""
+    edited = {file.relpath for file in files}
+    ways = {parent: file.root / parent for file in files for parent in file.relpath.parents if parent != Path(".")}
+    links = {}
+    for way, original in ways.items():
+        for name in sorted(os.listdir(original)):
+            below = way / name
+            if name != "__pycache__" and below not in edited and below not in ways:
+                links[below] = original / name
+    return links
+
+
+def _digest(files: Sequence[EditedFile], links: dict[Path, Path]) -> str:
+    digest = hashlib.sha256(_FORMAT)
+    for file in files:
+        for part in (os.fsencode(file.root), os.fsencode(file.relpath), file.new):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    for below, original in sorted(links.items()):
+        digest.update(os.fsencode(below) + b"\0" + os.fsencode(original) + b"\0")
+    return digest.hexdigest()
+
+
+def _fill(directory: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> None:
+    for file in files:
+        copy = directory / file.relpath
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copy.write_bytes(file.new)
+    for below, original in links.items():
+        (directory / below).symlink_to(original)
+
+
+def _is_whole(directory: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> bool:
+    """Whether an overlay of this name is there and nobody, such as a cleaner of old files, took anything from it."""
+    try:
+        if directory.stat().st_uid != os.getuid():
+            raise InfraError(f"the overlay {directory} belongs to another user: remove it")
+        return all((directory / file.relpath).read_bytes() == file.new for file in files) and all(
+            os.readlink(directory / below) == os.fspath(original) for below, original in links.items()
+        )
+    except OSError:
+        return False
+
+
+def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> None:
+    """Rename into place. Another process may be first: then its overlay is as good as ours."""
+    for _ in range(3):
+        try:
+            os.rename(made, final)
+            return
+        except OSError:
+            if _is_whole(final, files, links):
+                return
+            if not final.exists():
+                raise
+        # A damaged one is in the way: move it aside. Who uses it keeps what was open.
+        aside = Path(tempfile.mkdtemp(prefix=".damaged-", dir=final.parent))
+        try:
+            os.rename(final, aside / "overlay")
+        except FileNotFoundError:
+            pass  # another process was faster
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    raise InfraError(f"can't replace the damaged overlay {final}: remove it")
+
+
+def _sweep(overlays: Path) -> None:
+    """Remove what killed processes left."""
+    for path in [*overlays.glob(".making-*"), *overlays.glob(".damaged-*")]:
+        try:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue

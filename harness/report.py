@@ -1,0 +1,141 @@
+"""What a run says to a reader: one case explained, a matrix as JSON, a table, one closing line."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from harness.errors import InfraError
+from harness.prover import Result
+from harness.verdict import VERDICTS
+
+SCHEMA_VERSION = 1
+STYLE = {"proved": "green", "skipped": "yellow"}  # everything else is red
+
+
+def matrix(environment: dict[str, Any], records: list[dict[str, Any]], session_reverted: list[str]) -> dict[str, Any]:
+    """The JSON contract. Results are sorted, so that two runs compare line by line."""
+    rows = sorted(records, key=lambda row: (row["regression"], row["fix"], row["backend"], row["case"]))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "environment": environment,
+        "session_reverted": session_reverted,
+        "verdicts": counts(rows),
+        "fixes": fixes_proved(rows),
+        "results": rows,
+    }
+
+
+def counts(records: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """How many cases got each verdict, in the order of the verdicts, zeros left out."""
+    seen = Counter(row["verdict"] for row in records)
+    return {kind: seen[kind] for kind in VERDICTS if seen[kind]}
+
+
+def fixes_proved(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """For each fix: cases proved on an input that tells it from its absence, cases proved on one that cannot, and findings."""
+    table: dict[str, dict[str, int]] = {}
+    for row in records:
+        fix = table.setdefault(row["blames"], {"proved": 0, "cannot_tell": 0, "skipped": 0, "findings": 0})
+        if row["verdict"] == "proved":
+            fix["proved" if row["tells"] else "cannot_tell"] += 1
+        else:
+            fix["skipped" if row["verdict"] == "skipped" else "findings"] += 1
+    return table
+
+
+def exit_code(records: list[dict[str, Any]]) -> int:
+    """0 all well, 1 a finding, 3 rotted, 4 infra or nothing ran (an empty matrix is not a green one)."""
+    kinds = {row["verdict"] for row in records}
+    if not records or "infra" in kinds:
+        return 4
+    if "rotted" in kinds:
+        return 3
+    if kinds - {"proved", "skipped"}:
+        return 1
+    # a fix that was run and never once told from its absence has not been proved
+    unproved = [name for name, row in fixes_proved(records).items() if not row["proved"] and not row["skipped"]]
+    return 1 if unproved else 0
+
+
+def exit_code_of(verdict: str) -> int:
+    """The exit code of a single case."""
+    return {"proved": 0, "rotted": 3, "infra": 4, "skipped": 4}.get(verdict, 1)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Whole or not at all; makes the folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(document, stream, indent=1)
+                stream.write("\n")
+            os.chmod(part, 0o644)
+            os.replace(part, path)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InfraError(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def summary_line(records: list[dict[str, Any]]) -> str:
+    """``unfix: 96 cases: 90 proved, 6 skipped``."""
+    return f"unfix: {len(records)} cases: " + ", ".join(f"{n} {kind}" for kind, n in counts(records).items())
+
+
+def table(records: list[dict[str, Any]]) -> Table:
+    """One row a fix and backend: how many cases, and what the legs did."""
+    out = Table(title="fix x backend", title_justify="left", header_style="bold")
+    for name in ("fix", "backend", "cases", "fix in", "fix out", "verdict"):
+        out.add_column(name, overflow="fold")
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in records:
+        groups.setdefault((row["fix"], row["backend"]), []).append(row)
+    for (fix, backend), rows in sorted(groups.items()):
+        verdicts = ", ".join(
+            f"[{STYLE.get(kind, 'red')}]{n} {kind}[/]" for kind, n in counts(rows).items()
+        )
+        on = Counter(row["legs"][0]["outcome"] for row in rows if row["legs"])
+        off = Counter(" > ".join(leg["outcome"] for leg in row["legs"][1:]) for row in rows if row["legs"])
+        out.add_row(fix, backend, str(len(rows)), _tally(on), _tally(off), verdicts)
+    return out
+
+
+def _tally(seen: Counter[str]) -> str:
+    return "\n".join(f"{n} {what}" for what, n in seen.most_common())
+
+
+def explain(result: Result) -> str:
+    """One case, leg by leg, and the verdict with its reason: for a failed test and for ``unfix repro``."""
+    case = result.case
+    lines = [f"{result.fix} on {case.id} ({result.target}, {result.device})"]
+    wanted = [case.on, *(want.outcome for want in result.expected)]
+    for leg, want in zip(result.legs, wanted, strict=True):
+        name = f"out: {', '.join(leg.reverted)}" if leg.reverted else "every fix in"
+        lines.append(f"  {name}\n      {leg.outcome} (declared: {want}), {leg.seconds:.2f} s")
+        if leg.error:
+            lines.append(f"      {leg.error}")
+        if over := leg.overflow:
+            lines.append(
+                f"      {over['observed_elements']} stray elements {over['side']} the buffer, predicted "
+                f"{over['predicted_elements']}; bytes {over['first_offset_bytes']} to {over['last_offset_bytes']}"
+            )
+            lines += [f"      {name}" for name in over["buffers"]]
+        if leg.facts:
+            lines.append("      " + ", ".join(f"{key} {value}" for key, value in leg.facts.items()))
+        if leg.outcome == "error" and want != "error" and leg.trace:
+            lines += ["      " + line for line in leg.trace.splitlines()[-12:]]
+    lines.append(f"  {result.verdict.kind}" + (f": {result.verdict.reason}" if result.verdict.reason else ""))
+    if result.verdict.fix != result.fix:
+        lines.append(f"  this is about {result.verdict.fix}")
+    return "\n".join(lines)

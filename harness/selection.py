@@ -1,0 +1,44 @@
+"""Which fixes to take out: the grammar of SGLANG_DEBUG_REVERT_PR and of `--revert`."""
+
+from __future__ import annotations
+
+import difflib
+
+from harness.errors import UsageError
+from harness.fixes import Catalogue
+
+VARIABLE = "SGLANG_DEBUG_REVERT_PR"
+_SHOWN = 60
+
+
+def parse(text: str | None, catalogue: Catalogue, source: str = VARIABLE) -> tuple[str, ...]:
+    """The ids of the selected fixes, each once, in the order they are named.
+
+    `27338` and `own`: every fix of that PR; `27338:topk-factor`: one fix; a comma list of those; `all`; None, blank or
+    `0`: none. Raises UsageError for anything else: one line that names `source`, the nearest match and what there is.
+    """
+    words = [word.strip() for word in (text or "").split(",")]
+    if words in ([""], ["0"]):
+        return ()
+    chosen: dict[str, None] = {}
+    for word in words:
+        ids = catalogue.ids if word == "all" else [f.id for f in catalogue if word and word in (f.id, f.pr)]
+        if not ids:
+            raise UsageError(_unknown(word, catalogue, source))
+        chosen.update(dict.fromkeys(ids))
+    return tuple(chosen)
+
+
+def _unknown(word: str, catalogue: Catalogue, source: str) -> str:
+    shown = ascii(word if len(word) <= _SHOWN else word[:_SHOWN] + "...")
+    if word == "0":
+        return f"{source}: '0' means no fix at all, so it can't be in a list"
+    if not word:
+        return f"{source}: nothing between two commas: name a fix there, or take a comma out"
+    names = {fix.name: fix.id for fix in reversed(catalogue.fixes)}
+    known = [*catalogue.ids, *catalogue.prs, "all"]
+    near = difflib.get_close_matches(word[:_SHOWN], known, 1, 0.5)
+    near = near or [names[hit] for hit in difflib.get_close_matches(word[:_SHOWN], names, 1, 0.5)]
+    hint = f", did you mean {near[0]}?" if near else ""
+    every = ", ".join(catalogue.ids) or "none"
+    return f"{source}: unknown fix {shown}{hint} (known: {every}; or a PR's number, or all)"

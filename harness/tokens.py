@@ -1,0 +1,218 @@
+"""A small lexer for Python and C-like sources, so that snippets are compared by what they say and not by how they look.
+
+It differs from the standard library's `tokenize` on purpose: it reads a snippet with unbalanced brackets, it gives the
+same tokens on every Python version (an f-string is one token), and it tells which commas and newlines mean nothing.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import PurePath
+from typing import Literal, NamedTuple
+
+Language = Literal["python", "c"]
+Kind = Literal["name", "number", "string", "op", "newline", "directive", "comment"]
+
+C_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl"})
+
+
+class Token(NamedTuple):
+    """One token. `text` is normalised, `start` and `end` are character offsets into the source it was read from.
+
+    `depth` is the bracket depth just after the token. `optional` marks a comma that changes nothing, since a closing
+    bracket follows it.
+    """
+
+    kind: Kind
+    text: str
+    start: int
+    end: int
+    depth: int
+    optional: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.kind, self.text
+
+
+class Lexed(NamedTuple):
+    """The tokens that count, and the comments, both in source order."""
+
+    tokens: list[Token]
+    comments: list[Token]
+
+
+def language_of(path: str | PurePath) -> Language | None:
+    """The language that a file name's ending stands for, None where we have no lexer for it."""
+    suffix = PurePath(path).suffix
+    return "python" if suffix in (".py", ".pyi") else "c" if suffix in C_SUFFIXES else None
+
+
+NEWLINE = r"\r\n|\r|\n"
+_NUMBER = r"""(?:0[xXbBoO][0-9a-fA-F_']+
+    | (?:[0-9][0-9_']*\.?[0-9_]* | \.[0-9][0-9_]*)(?:[eE][+-]?[0-9_]+)?)[A-Za-z_]*"""
+_PYTHON = re.compile(
+    rf"""(?P<space>[ \t\f\ufeff]+ | \\(?:{NEWLINE}))
+    | (?P<newline>{NEWLINE})
+    | (?P<comment>\#[^\r\n]*)
+    | (?P<string>[A-Za-z]{{0,2}}(?:\"\"\"|'''|"|'))
+    | (?P<number>{_NUMBER.replace("'", "")})
+    | (?P<name>[^\W\d]\w*)
+    | (?P<op>\*\*=|//=|>>=|<<=|\.\.\.|->|:=|==|!=|<=|>=|\*\*|//|<<|>>|[-+*/%@&|^]=|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_C = re.compile(
+    rf"""(?P<space>[ \t\f\v\ufeff]+ | \\(?:{NEWLINE}))
+    | (?P<newline>{NEWLINE})
+    | (?P<comment>//(?:\\(?:{NEWLINE})|[^\r\n])* | /\*.*?(?:\*/|\Z))
+    | (?P<raw>(?:u8|[uUL])?R"(?P<fence>[^()\\\s]{{0,16}})\(.*?\)(?P=fence)")
+    | (?P<string>(?:u8|[uUL])?(?:"(?:\\.|[^"\\\r\n])*" | '(?:\\.|[^'\\\r\n])*'))
+    | (?P<number>{_NUMBER})
+    | (?P<name>[^\W\d]\w*)
+    | (?P<op><<=|>>=|<=>|->\*|\.\.\.|::|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|\#\#|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_DIRECTIVE = re.compile(rf"\#(?:\\(?:{NEWLINE})|/\*.*?\*/|(?!//)[^\r\n])*", re.DOTALL)
+_PREFIXES = frozenset(("", "r", "u", "b", "f", "t", "br", "rb", "fr", "rf", "tr", "rt"))
+_CLOSERS = {")": "(", "]": "[", "}": "{"}
+
+
+def lex(source: str, language: Language = "python") -> Lexed:
+    """Split `source` into tokens. Any text is accepted: what can't be read becomes a one-character `op` token.
+
+    Python: newlines count at bracket depth 0 only, blank lines and indentation don't. C-like: newlines don't count, a
+    preprocessor line is one token.
+    """
+    reader = _Reader(source, language)
+    reader.read()
+    return Lexed(reader.tokens, reader.comments)
+
+
+class _Reader:
+    def __init__(self, source: str, language: Language) -> None:
+        self.source = source
+        self.python = language == "python"
+        self.tokens: list[Token] = []
+        self.comments: list[Token] = []
+        # For every open bracket: its character, whether it calls or indexes something, how many commas it holds.
+        self.open: list[list] = []
+
+    def read(self) -> None:
+        pattern = _PYTHON if self.python else _C
+        at, line_start = 0, True
+        while at < len(self.source):
+            if not self.python and line_start and (directive := _DIRECTIVE.match(self.source, at)):
+                text = re.sub(rf"\\(?:{NEWLINE})|/\*.*?\*/", " ", directive.group(), flags=re.DOTALL)
+                end = at + len(directive.group().rstrip())
+                self.add("directive", "#" + " ".join(text[1:].split()), at, end)
+                at, line_start = directive.end(), False
+                continue
+            found = pattern.match(self.source, at)
+            assert found is not None and found.lastgroup is not None  # `.` with DOTALL takes anything
+            kind, text, end = found.lastgroup, found.group(), found.end()
+            if kind == "string" and self.python:
+                prefix = text.rstrip("\"'")
+                if prefix.lower() not in _PREFIXES:
+                    kind, text, end = "name", prefix, at + len(prefix)
+                else:
+                    end, text = _python_string(self.source, at, prefix, text[len(prefix) :])
+            if kind == "newline":
+                line_start = True
+                if self.python and not self.open and self.tokens and self.tokens[-1].kind != "newline":
+                    self.add("newline", "\n", at, end)
+            elif kind == "comment":
+                self.comments.append(Token("comment", text, at, end, len(self.open)))
+            elif kind == "op":
+                self.operator(text, at, end)
+                line_start = False
+            elif kind != "space":
+                self.add("string" if kind in ("raw", "fence") else kind, text, at, end)  # type: ignore[arg-type]
+                line_start = False
+            at = end
+
+    def add(self, kind: Kind, text: str, start: int, end: int) -> None:
+        self.tokens.append(Token(kind, text, start, end, len(self.open)))
+
+    def operator(self, text: str, start: int, end: int) -> None:
+        if text in ("(", "[", "{"):
+            self.open.append([text, bool(self.tokens) and _is_primary(self.tokens[-1]), 0])
+        elif text == "," and self.open:
+            self.open[-1][2] += 1
+        elif text in _CLOSERS:
+            if not self.open and self.tokens and self.tokens[-1].kind == "newline":
+                self.tokens.pop()  # a snippet that starts inside a bracket: this line end was inside, too
+            if self.tokens and self.tokens[-1].key == ("op", ",") and self.comma_is_idle(text):
+                self.tokens[-1] = self.tokens[-1]._replace(optional=True)
+            if self.open and self.open[-1][0] == _CLOSERS[text]:
+                self.open.pop()
+        self.add("op", text, start, end)
+
+    def comma_is_idle(self, closer: str) -> bool:
+        if not self.python:
+            return closer == "}"
+        if not self.open or self.open[-1][2] > 1:
+            return True
+        bracket, after_primary, _ = self.open[-1]
+        # `(x,)` and `a[x,]` are tuples: there the only comma does mean something.
+        return bracket == "{" or (bracket == "(") == after_primary
+
+
+def _is_primary(token: Token) -> bool:
+    if token.kind == "name":
+        return not keyword.iskeyword(token.text)
+    return token.kind == "string" or token.text in (")", "]", "}")
+
+
+def _python_string(source: str, start: int, prefix: str, quote: str) -> tuple[int, str]:
+    """The end of the string that starts at `start`, and its text with the choice of quotes taken out."""
+    prefix_lower = prefix.lower()
+    body_at = start + len(prefix) + len(quote)
+    formatted = "f" in prefix_lower or "t" in prefix_lower
+    limit = "" if len(quote) == 3 else r"\r\n"
+    step = re.compile(rf"(?:\\(?:\r\n|.)|(?!{quote})[^\\{limit}])*({quote})?", re.DOTALL)
+    ends: list[int] = []
+    at = body_at
+    while (found := step.match(source, at)) and found.group(1):
+        ends.append(found.start(1))
+        at = found.end()
+        # Since Python 3.12 an f-string may hold its own quote inside braces: go on to the quote that balances them.
+        if not formatted or _brace_depth(source[body_at : ends[-1]]) == 0:
+            break
+    else:
+        if not ends:
+            found = step.match(source, body_at)
+            end = found.end() if found else body_at
+            return max(end, body_at), f"{prefix_lower}?{source[body_at:end]}"
+        ends = ends[:1]
+    body = source[body_at : ends[-1]]
+    if "r" not in prefix_lower:
+        body = re.sub(r"\\(.)", lambda m: m.group(1) if m.group(1) in "\"'" else m.group(), body, flags=re.DOTALL)
+    if formatted:
+        body = _same_inner_quotes(body)
+    body = re.sub(r"\r\n?", "\n", body)
+    return ends[-1] + len(quote), f"{''.join(sorted(prefix_lower.replace('u', '')))}:{body}"
+
+
+def _brace_depth(body: str) -> int:
+    depth, at = 0, 0
+    while at < len(body):
+        if depth == 0 and body[at : at + 2] in ("{{", "}}"):
+            at += 2
+            continue
+        depth += {"{": 1, "}": -1}.get(body[at], 0)
+        at += 1
+    return depth
+
+
+def _same_inner_quotes(body: str) -> str:
+    parts, depth, at = [], 0, 0
+    while at < len(body):
+        if depth == 0 and body[at : at + 2] in ("{{", "}}"):
+            parts.append(body[at : at + 2])
+            at += 2
+            continue
+        depth += {"{": 1, "}": -1}.get(body[at], 0)
+        parts.append("'" if depth > 0 and body[at] == '"' else body[at])
+        at += 1
+    return "".join(parts)

@@ -1,0 +1,481 @@
+"""Self-tests of the memory detectors: each injects a fault inside its own allocation and must see it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.memory import DETECTORS, Hit, NoDetector, RedZone, Victim, Watch
+from harness.memory.guard_page import GuardPage
+
+ROOT = Path(__file__).parent.parent
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=NO_CUDA)]
+DTYPES = [torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64]
+DTYPES += [torch.float64, torch.complex128, torch.float8_e4m3fn]
+ZONE = 4096
+
+
+def poke(tensor: torch.Tensor, at: int, values: list[int]) -> None:
+    """Write bytes at byte offset ``at`` from the payload's start, which may lie outside the payload."""
+    with torch._C.DisableTorchFunction():  # its own tensors are not the detector's
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+        start = tensor.storage_offset() * tensor.element_size() + at
+        whole[start : start + len(values)] = torch.tensor(values, dtype=torch.uint8, device=tensor.device)
+
+
+def peek(tensor: torch.Tensor, at: int, count: int) -> list[int]:
+    with torch._C.DisableTorchFunction():
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+        start = tensor.storage_offset() * tensor.element_size() + at
+    return whole[start : start + count].tolist()
+
+
+def only(hits: list[Hit]) -> Hit:
+    assert len(hits) == 1, hits
+    return hits[0]
+
+
+# --- factories -------------------------------------------------------------------------------------------------------
+
+SOURCE = torch.arange(6, dtype=torch.int16).view(2, 3)
+FACTORIES = {
+    "zeros": lambda **kw: torch.zeros(2, 3, **kw),
+    "ones": lambda **kw: torch.ones((2, 3), dtype=torch.bool, **kw),
+    "full": lambda **kw: torch.full((2, 3), 7, **kw),
+    "full by name": lambda **kw: torch.full(size=(2,), fill_value=2.5, dtype=torch.float16, **kw),
+    "full of -0.0": lambda **kw: torch.full((2,), -0.0, **kw),
+    "0-dim": lambda **kw: torch.zeros((), dtype=torch.int64, **kw),
+    "zeros_like of a transpose": lambda **kw: torch.zeros_like(SOURCE.t(), **kw),
+    "ones_like": lambda **kw: torch.ones_like(SOURCE, **kw),
+    "full_like": lambda **kw: torch.full_like(SOURCE, 4, **kw),
+    "new_zeros": lambda **kw: SOURCE.new_zeros(2, 2, **kw),
+    "new_ones": lambda **kw: SOURCE.new_ones((2, 2), **kw),
+    "new_full": lambda **kw: SOURCE.new_full((2, 2), 5, **kw),
+    "new_tensor": lambda **kw: SOURCE.new_tensor([1, 2], **kw),
+    "tensor": lambda **kw: torch.tensor([[1.5, 2.5]], **kw),
+    "as_tensor of a list": lambda **kw: torch.as_tensor([1, 2], **kw),
+    "scalar_tensor": lambda **kw: torch.scalar_tensor(3, **kw),
+    "arange": lambda **kw: torch.arange(5, **kw),
+    "linspace": lambda **kw: torch.linspace(0, 1, 5, **kw),
+    "eye": lambda **kw: torch.eye(3, **kw),
+    "rand": lambda **kw: torch.rand(3, **kw),
+    "randn": lambda **kw: torch.randn(3, **kw),
+    "randint": lambda **kw: torch.randint(0, 9, (4,), **kw),
+    "randperm": lambda **kw: torch.randperm(7, **kw),
+    "requires_grad": lambda **kw: torch.ones(3, requires_grad=True, **kw),
+    "channels_last": lambda **kw: torch.zeros_like(torch.rand(2, 3, 4, 5), memory_format=torch.channels_last, **kw),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("detector", ["red-zone", "victim", "guard-page"])
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES.keys())
+def test_a_redirected_factory_makes_what_torch_makes(factory, detector: str, device: str) -> None:
+    torch.manual_seed(0)
+    plain = factory(device=device)
+    torch.manual_seed(0)
+    with DETECTORS[detector](zone_bytes=ZONE) as watch:
+        watched = factory(device=device)
+        assert watch.allocation_of(watched) is not None
+        assert watch.check() == []
+    assert torch.equal(watched, plain)
+    assert torch.equal(watched.signbit(), plain.signbit())
+    for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "layout"):
+        assert getattr(watched, name) == getattr(plain, name), name
+    assert watched.stride() == plain.stride()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_empty_factories_give_shape_and_strides(device: str) -> None:
+    with RedZone(ZONE) as watch:
+        made = [
+            torch.empty(2, 3, dtype=torch.float16, device=device),
+            torch.empty_like(SOURCE.t(), device=device),
+            torch.empty_strided((2, 3), (1, 5), device=device),
+            torch.empty_permuted((2, 3), (1, 0), device=device),
+            SOURCE.new_empty((4,), device=device),
+            SOURCE.new_empty_strided((2,), (3,), device=device),
+        ]
+    assert [t.stride() for t in made] == [(3, 1), (1, 3), (1, 5), (1, 2), (1,), (3,)]
+    assert [a.nbytes for a in watch.allocations] == [12, 12, 12 * 4, 24, 8, 8]
+
+
+def test_what_is_passed_through_is_not_watched() -> None:
+    with RedZone(ZONE) as watch:
+        made = [
+            torch.empty(0),
+            torch.zeros(3, 0),
+            torch.empty(3, device="meta"),
+            torch.zeros(3, layout=torch.sparse_coo),
+        ]
+        out = torch.ones(2)
+        torch.zeros(2, out=out)
+        array = torch.ones(3).numpy()
+        alias = torch.as_tensor(array)
+        array[0] = 9
+    assert made[2].device.type == "meta"
+    assert alias[0] == 9
+    assert out.tolist() == [0, 0]
+    assert [a.label for a in watch.allocations] == [
+        "out = torch.ones(2)",
+        "array = torch.ones(3).numpy()",
+    ]
+
+
+def test_a_record_names_the_line_that_allocated() -> None:
+    with RedZone(ZONE) as watch:
+        kv_indices = torch.zeros(3, 5, dtype=torch.int32)
+        weight = torch.nn.Linear(4, 2).weight
+    record = watch.allocation_of(kv_indices[2])
+    assert record is not None
+    assert record.label == "kv_indices = torch.zeros(3, 5, dtype=torch.int32)"
+    assert record.site.startswith(f"{__file__}:")
+    assert (record.shape, record.dtype, record.nbytes) == ((3, 5), torch.int32, 60)
+    linear = watch.allocation_of(weight)
+    assert linear is not None and linear.label == "weight = torch.nn.Linear(4, 2).weight"
+    assert watch.allocation_of(SOURCE) is None
+
+
+def test_a_default_device_is_followed() -> None:
+    with RedZone(ZONE) as watch, torch.device("meta"):
+        assert torch.zeros(3).device.type == "meta"
+    with torch.device("meta"), RedZone(ZONE) as outer:
+        assert torch.zeros(3).device.type == "meta"
+    assert watch.allocations == outer.allocations == []
+
+
+def test_the_registry_and_the_detector_that_watches_nothing() -> None:
+    assert set(DETECTORS) == {"red-zone", "guard-page", "victim", "none"}
+    with DETECTORS["none"](zone_bytes=ZONE) as watch:
+        assert torch.zeros(3).storage_offset() == 0
+        assert watch.check() == []
+    assert isinstance(watch, NoDetector) and watch.allocations == []
+    with pytest.raises(ValueError, match="zone_bytes is 0: must be positive"):
+        RedZone(0)
+
+
+# --- red zone and victim gaps: the same faults, seen alike -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("detector", [RedZone, Victim])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_one_stray_element(side: str, dtype: torch.dtype, detector: type[Watch], device: str) -> None:
+    item = dtype.itemsize
+    with detector(ZONE) as watch:
+        payload = torch.zeros(5, dtype=dtype, device=device)
+        at = -item if side == "before" else 5 * item
+        old = peek(payload, at, item)
+        poke(payload, at, [1] * item)
+        hit = only(watch.check())
+        assert watch.check() == [], "a reported hit is armed again"
+        poke(payload, at, [1] * item)
+        assert only(watch.check()) == hit
+    offset = -item if side == "before" else 0
+    assert (hit.side, hit.elements, hit.first_offset_bytes, hit.last_offset_bytes) == (side, 1, offset, offset)
+    signed = dtype.is_signed
+    as_int = [int.from_bytes(bytes(cell), sys.byteorder, signed=signed) for cell in (old, [1] * item)]
+    assert hit.values == ((offset, *as_int),)
+    assert (hit.allocation, hit.detector) == (watch.allocation_of(payload), detector.name)
+    assert payload.view(torch.uint8).count_nonzero() == 0, "arming again left the payload alone"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (1000,)])
+def test_an_overflow_is_counted_in_elements(shape: tuple[int, ...], device: str) -> None:
+    with RedZone(ZONE) as watch:
+        payload = torch.zeros(shape, dtype=torch.int32, device=device)
+        poke(payload, payload.nbytes, [0] * 40)
+        poke(payload, payload.nbytes + 80, [1])
+        poke(payload, -12, [9] * 5)
+    before, after = watch.check()
+    assert (before.side, before.elements) == ("before", 2)
+    assert (before.first_offset_bytes, before.last_offset_bytes) == (-12, -8)
+    assert (after.side, after.elements) == ("after", 11)
+    assert (after.first_offset_bytes, after.last_offset_bytes) == (0, 80)
+    assert [offset for offset, _, _ in after.values] == [0, 4, 8, 12]
+    assert not before.lower_bound and not after.lower_bound
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("byte", range(8))
+def test_a_partly_written_element_counts_as_one(byte: int, device: str) -> None:
+    with RedZone(ZONE) as watch:
+        payload = torch.zeros(4, dtype=torch.int64, device=device)
+        poke(payload, payload.nbytes + 16 + byte, [0])
+    hit = only(watch.check())
+    assert (hit.elements, hit.first_offset_bytes, hit.last_offset_bytes) == (1, 16, 16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_far_ends_of_both_zones_are_watched_and_marked_as_lower_bounds(device: str) -> None:
+    with RedZone(ZONE) as watch:
+        payload = torch.zeros(3, dtype=torch.int16, device=device)
+        front = payload.storage_offset() * 2
+        poke(payload, -front, [0])
+        poke(payload, payload.nbytes + ZONE - 1, [0])
+    before, after = watch.check()
+    assert (before.elements, before.first_offset_bytes, before.lower_bound) == (1, -front, True)
+    assert front >= ZONE
+    assert (after.elements, after.last_offset_bytes, after.lower_bound) == (1, ZONE - 2, True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fill", [0x00, 0xFF, 0x01, 0x7F, 0xB7, 0x4E, 0xD2, 0x6B])
+def test_no_memset_of_two_bytes_or_more_hides(fill: int, device: str) -> None:
+    with RedZone(ZONE) as watch:
+        payload = torch.zeros(3, dtype=torch.bool, device=device)  # an odd end: the back zone starts on an odd address
+        poke(payload, 3, [fill] * 2)
+        poke(payload, -2, [fill] * 2)
+    assert {hit.side for hit in watch.check()} == {"before", "after"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_boundary_same_value_and_undone_writes_are_not_seen(device: str) -> None:
+    with RedZone(ZONE) as watch:
+        payload = torch.zeros(4, dtype=torch.int32, device=device)
+        held = peek(payload, payload.nbytes, 8)
+        poke(payload, payload.nbytes, held)
+        assert watch.check() == []
+        poke(payload, payload.nbytes, [0] * 8)
+        poke(payload, payload.nbytes, held)
+        assert watch.check() == []
+        poke(payload, payload.nbytes, [held[0], 0])
+        assert only(watch.check()).elements == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_non_contiguous_payload_ends_at_its_last_element(device: str) -> None:
+    with RedZone(ZONE) as watch:
+        payload = torch.empty_strided((2, 3), (1, 5), dtype=torch.int32, device=device)
+        span = (1 + 1 + 2 * 5) * 4
+        payload.fill_(7)
+        poke(payload, span - 8, [1])  # a hole inside the span belongs to the payload
+        assert watch.check() == []
+        poke(payload, span, [1])
+    assert only(watch.check()).first_offset_bytes == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_payload_is_aligned_and_an_overrun_outlives_its_tensor(device: str) -> None:
+    with RedZone(ZONE) as watch:
+        for count in (1, 3, 700):
+            payload = torch.ones(count, dtype=torch.uint8, device=device)
+            assert payload.data_ptr() % 512 == 0
+        poke(payload, 700, [0])
+        del payload
+    assert only(watch.check()).allocation.shape == (700,)
+
+
+def test_a_hit_is_json_ready() -> None:
+    with RedZone(ZONE) as watch:
+        payload = torch.zeros(2, 2, dtype=torch.float16)
+        poke(payload, 8, [0, 0])
+    shown = json.loads(json.dumps(only(watch.check()).as_dict()))
+    assert shown["side"] == "after"
+    assert shown["values"] == [{"offset_bytes": 0, "old": 0x6BD2, "new": 0}]
+    assert shown["allocation"]["shape"] == [2, 2]
+    assert shown["allocation"]["dtype"] == "float16"
+
+
+@NO_CUDA
+def test_allocations_of_a_capture_are_left_to_the_graph_pool() -> None:
+    with RedZone(ZONE) as watch:
+        static = torch.zeros(8, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = torch.ones(8, device="cuda") + static
+        static.fill_(2)
+        graph.replay()
+        assert watch.check() == []
+    assert result.tolist() == [3.0] * 8
+    assert len(watch.allocations) == 1
+
+
+# --- victim ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_next_allocation_is_the_victim(device: str) -> None:
+    with Victim(ZONE) as watch:
+        buffer = torch.zeros(128, dtype=torch.int32, device=device)  # 512 B: no gap
+        tokens = torch.full((4,), 3, dtype=torch.int64, device=device)
+        assert tokens.data_ptr() == buffer.data_ptr() + 512
+        poke(buffer, 512, [1, 0, 0, 0, 9, 0, 0, 0])  # two stray int32 make one int64
+        assert watch.check() == [], "a neighbour's payload is not a gap"
+        neighbour = watch.neighbour(buffer[5:])
+        assert neighbour is not None
+        assert neighbour.view(torch.int64).tolist() == tokens.tolist() == [1 + (9 << 32), 3, 3, 3]
+        assert watch.neighbour(tokens) is None
+        with pytest.raises(ValueError, match="no allocation of this arena"):
+            watch.neighbour(SOURCE)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [1, 3, 100, 511, 513])
+def test_a_gap_is_the_rest_up_to_512_bytes(count: int, device: str) -> None:
+    with Victim(ZONE) as watch:
+        first = torch.zeros(count, dtype=torch.uint8, device=device)
+        second = torch.zeros(count, dtype=torch.uint8, device=device)
+        gap = -count % 512
+        assert second.data_ptr() - first.data_ptr() == count + gap
+        poke(first, count, [0] * gap)
+        hit = only(watch.check())
+        assert (hit.elements, hit.first_offset_bytes, hit.last_offset_bytes) == (gap, 0, gap - 1)
+        assert hit.lower_bound, "it may have gone on into the neighbour"
+        assert hit.allocation == watch.allocation_of(first)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_chunks_end_in_zones_and_a_large_request_gets_its_own(device: str) -> None:
+    with Victim(ZONE, chunk_bytes=1024) as watch:
+        first = torch.zeros(600, dtype=torch.uint8, device=device)
+        large = torch.zeros(5000, dtype=torch.uint8, device=device)
+        second = torch.zeros(600, dtype=torch.uint8, device=device)  # does not fit the first chunk's rest
+        assert [watch.neighbour(t) for t in (first, large, second)] == [None] * 3
+        for tensor in (first, large, second):
+            assert tensor.data_ptr() % 512 == 0
+            poke(tensor, -ZONE, [0])
+        poke(large, 5120 + ZONE - 1, [0])
+    assert [(h.side, h.allocation.shape, h.lower_bound) for h in watch.check()] == [
+        ("before", (600,), True),
+        ("before", (5000,), True),
+        ("after", (5000,), True),
+        ("before", (600,), True),
+    ]
+
+
+# --- guard page ------------------------------------------------------------------------------------------------------
+
+STRAY = """
+import ctypes, torch
+from harness.memory.guard_page import GuardPage
+with GuardPage() as watch:
+    payload = torch.zeros({count}, dtype=torch.int32)
+    payload.fill_(1)
+    assert watch.check() == []
+    print("armed", flush=True)
+    address = payload.data_ptr() + {offset}
+    {access}
+    watch.check()
+    print("survived", flush=True)
+"""
+WRITE, READ = "ctypes.memset(address, 1, 1)", "ctypes.string_at(address, 1)"
+
+
+def run_stray(count: int, offset: int, access: str = WRITE) -> subprocess.CompletedProcess[str]:
+    code = STRAY.format(count=count, offset=offset, access=access)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("count", "offset", "access"),
+    [
+        pytest.param(5, 20, WRITE, id="one-past"),
+        pytest.param(5, 20, READ, id="one-past-read"),
+        pytest.param(1024, 4096 + (1 << 33), WRITE, id="8-GiB-past"),
+        pytest.param(1024, -1, WRITE, id="one-before-a-whole-page"),
+        pytest.param(5, -(1 << 33), WRITE, id="int32-wrap-around"),
+    ],
+)
+def test_a_stray_access_is_a_segfault(count: int, offset: int, access: str) -> None:
+    done = run_stray(count, offset, access)
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "armed\n"), done.stderr
+
+
+def test_the_last_byte_of_the_payload_is_no_fault() -> None:
+    done = run_stray(5, 19)
+    assert (done.returncode, done.stdout) == (0, "armed\nsurvived\n"), done.stderr
+
+
+@NO_CUDA
+@pytest.mark.parametrize("count", [5, 1024])
+def test_a_stray_cuda_kernel_is_an_illegal_access(count: int, tmp_path: Path) -> None:
+    code = f"""
+import torch, triton, triton.language as tl
+from harness.memory.guard_page import GuardPage
+
+@triton.jit
+def write_one(out, at):
+    tl.store(out + at, 1)
+
+with GuardPage() as watch:
+    payload = torch.zeros({count}, dtype=torch.int32, device="cuda")
+    write_one[(1,)](payload, {count - 1})
+    assert watch.check() == [] and payload[-1] == 1
+    print("armed", flush=True)
+    write_one[(1,)](payload, {count})
+    watch.check()
+"""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    script = tmp_path / "stray.py"  # triton reads a kernel's source from its file
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "armed\n", done.stderr
+    assert "illegal memory access" in done.stderr
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [1, 3, 8, 5000])
+def test_a_guarded_payload_is_flush_and_aligned(count: int, dtype: torch.dtype, device: str) -> None:
+    with GuardPage(front_bytes=4096, back_bytes=4096) as watch:
+        payload = torch.ones(count, dtype=dtype, device=device)
+        assert (payload.data_ptr() + payload.nbytes) % 4096 == 0
+        assert payload.data_ptr() % dtype.itemsize == 0
+        assert payload.data_ptr() % min(16, payload.nbytes & -payload.nbytes) == 0
+        assert payload.view(torch.uint8).count_nonzero() > 0
+        assert watch.check() == []
+
+
+def test_alignment_can_be_bought_with_slack() -> None:
+    with GuardPage(align=16):
+        payload = torch.zeros(5, dtype=torch.int32)
+    assert payload.data_ptr() % 16 == 0
+    assert (payload.data_ptr() + payload.nbytes) % 4096 == 4096 - 12
+    with pytest.raises(ValueError, match="align is 12: must be a power of two"):
+        GuardPage(align=12)
+
+
+def test_a_sparse_12_gb_buffer_costs_only_what_is_touched() -> None:
+    with GuardPage():
+        buffer = torch.zeros(5, 600_000_000, dtype=torch.int32)
+        resident = int(Path("/proc/self/statm").read_text().split()[1])
+        buffer[:, :100] = 7
+        grown = int(Path("/proc/self/statm").read_text().split()[1]) - resident
+    assert buffer[4, 99] == 7 and buffer[4, -1] == 0
+    assert grown < 1000
+
+
+def test_a_dead_payload_is_unmapped() -> None:
+    with GuardPage():
+        payload = torch.zeros(5, dtype=torch.int32)
+        base = payload.data_ptr() & -4096
+        view = payload[1:]
+        del payload
+        assert mapped(base), "a view keeps the storage"
+        del view
+    assert not mapped(base)
+
+
+def mapped(address: int) -> bool:
+    libc = ctypes.CDLL(None)
+    vector = ctypes.create_string_buffer(1)
+    return libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(4096), vector) == 0
+
+
+def test_cuda_without_its_bindings_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(ImportError, match="^the guard page on CUDA needs cuda.bindings: pip install cuda-bindings$"):
+        GuardPage().place(4, 4, torch.device("cuda", 0))
