@@ -26,6 +26,7 @@ from harness.device import resolve_device
 from harness.errors import InfraError, UnfixError, UsageError
 from harness.prover import Prover
 from harness.root import project_root
+from harness.sandbox import Sandbox
 
 app = typer.Typer(
     name="unfix",
@@ -34,7 +35,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-notes = Console(stderr=True, highlight=False)
 
 Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
@@ -63,6 +63,15 @@ def main() -> None:
         sys.exit(2)
 
 
+def _note(text: str) -> None:
+    print(f"unfix: {text}", file=sys.stderr)
+
+
+def _console() -> Console:
+    """Stdout; a file or a pipe gets lines as long as they need to be."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+
+
 def catalogue() -> fixes.Catalogue:
     """The fixes that this checkout registers."""
     return fixes.load(project_root() / "toggles")
@@ -80,12 +89,12 @@ def list_fixes(json_out: JsonOut = None) -> None:
         return
     table = Table(header_style="bold")
     for name in ("fix", "kind", "summary", "fix out", "code bases"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name in ("fix", "kind"))
     for fix in registered.fixes:
         row = _fix_row(fix)
         out = "\n".join(f"{' + '.join(name.partition(':')[2] for name in leg['out'])}: {leg['outcome']}" for leg in row["legs"])
         table.add_row(fix.id, fix.kind, fix.summary, out, ", ".join(fix.code_bases))
-    Console(highlight=False).print(table)
+    _console().print(table)
 
 
 def _fix_row(fix: fixes.Fix) -> dict[str, Any]:
@@ -117,6 +126,8 @@ def run(
     if target != "eagle_kv":
         raise UsageError(f"--target {target}: only eagle_kv can be run so far")
     device = resolve_device(device)
+    with Sandbox(device) as sandbox:  # a machine that can't run legs is said once, here, and not by every case
+        _ = Prover(registered, device=device, root=root, sandbox=sandbox).environment
     with tempfile.TemporaryDirectory(prefix="unfix-run-") as scratch:
         matrix_file = Path(scratch, "matrix.json")
         command = [
@@ -134,12 +145,12 @@ def run(
     if json_out:
         _write_json(json_out, document)
     if json_out != "-":
-        console = Console(highlight=False)
+        console = _console()
         console.print(report.table(records))
         console.print(report.summary_line(records))
     code = report.exit_code(records)
     if ended.returncode not in (0, 1) or (ended.returncode == 1 and code == 0):
-        notes.print(f"unfix: pytest ended with {ended.returncode}, for a reason that no verdict holds: its own words are above")
+        _note(f"pytest ended with {ended.returncode}, for a reason that no verdict holds: its own words are above")
         code = 4
     raise typer.Exit(code)
 
@@ -186,16 +197,16 @@ def repro(
         raise UsageError(f"SEL {sel!r} selects no fix; known: {', '.join(registered.ids)}")
     fix = registered.fix(chosen[0])
     if len(chosen) > 1:
-        notes.print(f"unfix: {sel} is {', '.join(chosen)}; this shows {fix.id}, whose legs take the others out, too, where it needs that")
+        _note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}, whose legs take the others out, too, where it needs that")
     case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
     device = resolve_device(device)
     prover = Prover(registered, device=device, root=project_root())
     with prover.sandbox:
-        environment = prover.environment()
         result = prover.prove(fix.id, case)
+        environment = prover.environment if result.legs else {}
     if script_out:
         script.write(Path(script_out), prover, result)
-        notes.print(f"unfix: wrote {script_out}")
+        _note(f"wrote {script_out}")
     if json_out:
         _write_json(json_out, report.matrix({**environment, "target": prover.target}, [result.as_dict()], []))
     if json_out != "-":
@@ -243,7 +254,7 @@ def _write_json(where: str, document: dict[str, Any]) -> None:
         print(json.dumps(document, indent=1))
     else:
         report.write_json(Path(where), document)
-        notes.print(f"unfix: wrote {where}")
+        _note(f"wrote {where}")
 
 
 if __name__ == "__main__":

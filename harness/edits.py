@@ -225,9 +225,10 @@ def _check(text: Text, result: str, splices: Sequence[_Splice]) -> None:
         message = f"{text.name} doesn't compile after the edit{line}: {what}{hint}"
         raise RottedError(message, fix=fixes, target=target) from None
     for splice in splices:
-        tokens = [token.key for token in lex(splice.text, text.language).tokens]
-        same = tokens == [token.key for token in lex(text.source[splice.start : splice.end], text.language).tokens]
-        if same and (new == old or _meaning(_join(text, [splice]), text.language) == old):
+        replaced = text.source[splice.start : splice.end]
+        if _words(splice.text, text.language) == _words(replaced, text.language) and (
+            new == old or _meaning(_join(text, [splice]), text.language) == old
+        ):
             raise splice.change.rotted(f"the edit changes nothing: {text.name}, line {text.line_of(splice.start)}")
     if new == old:
         raise RottedError(f"the edits change nothing in {text.name}", fix=fixes, target=target)
@@ -236,12 +237,16 @@ def _check(text: Text, result: str, splices: Sequence[_Splice]) -> None:
 def _meaning(source: str, language: Language) -> object:
     """What a source says, without how it looks. Raises SyntaxError or ValueError if it says nothing."""
     if language == "c":
-        return [token.key for token in lex(source, language).tokens]
+        return _words(source, language)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
         compile(tree, "<edited>", "exec", dont_inherit=True)
     return ast.dump(tree)
+
+
+def _words(source: str, language: Language) -> list[tuple[str, str]]:
+    return [token.key for token in lex(source, language).tokens if not token.optional]
 
 
 def _unbalanced(source: str) -> str | None:

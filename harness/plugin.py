@@ -104,10 +104,9 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
 
     def check(case: Case) -> Result:
         result = prover.prove(marker.args[0], case)
-        environment = request.config.stash.get(_environment, None)
-        if environment is None:
-            environment = request.config.stash[_environment] = _environment_or_empty(prover)
-        request.node.user_properties += [("unfix", result.as_dict()), ("unfix-environment", environment)]
+        request.node.user_properties.append(("unfix", result.as_dict()))
+        if result.legs:
+            request.node.user_properties.append(("unfix-environment", prover.environment))
         if result.verdict.kind == "skipped":
             pytest.skip(result.verdict.reason or "")
         if result.verdict.kind != "proved":
@@ -115,13 +114,6 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
         return result
 
     return check
-
-
-def _environment_or_empty(prover: Prover) -> dict[str, Any]:
-    try:
-        return prover.environment()
-    except UnfixError:
-        return {}  # the case itself has failed with the same error
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,13 @@ class Prover:
         self._overlays: dict[tuple[str, ...], tuple[list[str], list[Target]]] = {}
         self._guards = [fix.guard for fix in catalogue.fixes if fix.guard]
 
+    @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions and device as a leg sees them. Raises InfraError where the device that was asked for is not there."""
         ending = self.sandbox.run(Request("harness.leg:environment", device=self.device, path=self._path))
         if ending.report is None or ending.report["raised"]:
-            raise InfraError(f"no leg can run on {self.device}: {(ending.report or {}).get('raised') or ending.stderr[-500:]}")
+            raised = (ending.report or {}).get("raised") or {"message": ending.stderr.strip().rpartition("\n")[2]}
+            raise InfraError(f"no leg can run on {self.device}: {raised['message']}")
         facts: dict[str, Any] = ending.report["facts"]
         if not facts.pop("usable"):
             raise InfraError(f"--device {self.device} was asked for, but torch {facts['torch']} sees no such device")
@@ -100,6 +103,7 @@ class Prover:
         try:
             for reverted in selections:
                 self._overlay(reverted)
+            _ = self.environment
             legs = tuple(self._leg(case, reverted) for reverted in selections)
         except RottedError as error:
             return self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id))

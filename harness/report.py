@@ -71,14 +71,18 @@ def exit_code_of(verdict: str) -> int:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Whole or not at all; makes the folder."""
+    """Whole or not at all; makes the folder. Raises InfraError where it can't be written."""
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all; makes the folder. Raises InfraError where it can't be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(document, stream, indent=1)
-                stream.write("\n")
+                stream.write(text)
             os.chmod(part, 0o644)
             os.replace(part, path)
         except BaseException:

@@ -37,7 +37,7 @@ class Request:
     path: Sequence[str] = ()  # in front of sys.path: the overlay first, then the source roots
     targets: Sequence[Target] = ()
     detector: str = "none"
-    zone_bytes: int = 0
+    zone_bytes: int = 4096
     timeout: float = 120.0  # seconds
 
 

@@ -78,9 +78,9 @@ class ReversalEntry(_Model):
         language = language_of(self.target) if "/" in self.target else "python"
         if language == "c" and self.entered_by is None:
             raise ValueError("a file that isn't Python needs entered_by, the Python function that loads its build")
-        for edit in self.edits:
+        for index, edit in enumerate(self.edits):
             if not Pattern.of(edit.match, language or "python").tokens:
-                raise ValueError("match has no code in it, only blanks or comments")
+                raise ValueError(f"edits.{index}.match has no code in it, only blanks or comments")
         return self
 
 
@@ -188,7 +188,7 @@ def _explain(root: Node, item: dict[str, Any]) -> tuple[int, tuple[str | int, ..
         if str(path[-1:]).find("outcome") > 0 and kind in ("literal_error", "dict_type"):
             message = f"must be {_WHAT['outcome']}, or a mapping of cpu and cuda to those"
         message = message.replace("Input should", "value should")
-        if isinstance(item["input"], str | int | float | None):
+        if kind != "value_error" and isinstance(item["input"], str | int | float | None):
             message += f", not {str(item['input'])[:60]!a}"
     return root.line(*path), path, message
 

@@ -96,7 +96,7 @@ def _check_events(text: str, name: str) -> None:
     """Look at the file before any of it is built: nesting and aliases are what a hostile file would use."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+        line = 1 + (event.start_mark.line if event.start_mark is not None else 0)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise ToggleError(f"{name}:{line}: anchors and aliases aren't allowed: write the value out")
         if (tag := getattr(event, "tag", None)) is not None:
@@ -122,7 +122,8 @@ def _data(node: yaml.Node, path: tuple[Any, ...], result: Node, loader: yaml.Saf
             key = key_node.value
             below = (*path, key)
             if key in mapping:
-                raise ToggleError(result.error(path, f"key {key!a} twice, on lines {result.lines[below]} and {at}"))
+                where = ".".join(str(part) for part in below)
+                raise ToggleError(f"{shown(result.path)}:{at}: {where}: already on line {result.lines[below]}")
             result.lines[below] = at
             mapping[key] = _data(value_node, below, result, loader)
         return mapping

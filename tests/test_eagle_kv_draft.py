@@ -15,6 +15,7 @@ if not torch.cuda.is_available():
 import eagle_kv
 from eagle_kv import reference
 from eagle_kv.backends import BACKENDS
+from eagle_kv.backends.wrappers import StepWrappers
 from eagle_kv.batch import DraftBatch, DraftConfig, make_req_to_token
 from eagle_kv.kernel import fill_draft_kv_indices
 from eagle_kv.multi_layer_eagle import MultiLayerEagleDraftWorker
@@ -424,3 +425,15 @@ def test_multi_layer_eagle_without_the_check_fails_on_a_shape(monkeypatch):
     worker = MultiLayerEagleDraftWorker(3, 8)
     with pytest.raises(RuntimeError, match="shape .* is invalid for input of size 8"):
         worker.draft(torch.tensor([5, 9]), torch.zeros(2, 32))
+
+
+def test_wrappers_are_kept_for_a_batch_size_and_dropped_with_their_buffer():
+    made = []
+    wrappers = StepWrappers(2, lambda **buffers: made.append(buffers) or buffers, lambda step, n: {"at": (step, n)})
+    first, second = torch.zeros(1), torch.zeros(1)
+    eager, four = wrappers.eager(), wrappers.in_graph(4, first)
+    assert [w["at"] for w in four] == [(0, 4), (1, 4)] and all(w["use_cuda_graph"] for w in four)
+    wrappers.in_graph(6, first)
+    assert wrappers.in_graph(4, first) is four and wrappers.eager() is eager and len(made) == 6
+    assert wrappers.in_graph(4, second) is not four
+    assert wrappers.eager() is eager

@@ -8,6 +8,7 @@ from ..batch import DraftBatch, DraftConfig
 from ..reference import paged_decode_attention
 from ..sizing import draft_kv_indices_buffer_width
 from .base import MultiStepDraftBackend
+from .wrappers import StepWrappers
 
 WORKSPACE_BYTES = 128 * 1024 * 1024
 
@@ -22,8 +23,7 @@ class FlashInferMultiStepDraftBackend(MultiStepDraftBackend):
         super().__init__(config, req_to_token)
         self.sm_scale = config.head_dim**-0.5
         self.wrappers: list[Any] = []
-        self._eager: list[Any] = []
-        self._by_num_branches: dict[int, list[Any]] = {}
+        self._step_wrappers = StepWrappers(self.num_steps - 1, self._wrapper, self._graph_buffers)
         if self.device.type == "cuda":
             self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
             self.last_page_len = torch.ones(config.max_bs * self.topk, dtype=torch.int32, device=self.device)
@@ -39,7 +39,8 @@ class FlashInferMultiStepDraftBackend(MultiStepDraftBackend):
     def plan(self, num_branches: int, in_graph: bool) -> None:
         if self.device.type != "cuda":
             return
-        self.wrappers = self._graph_wrappers(num_branches) if in_graph else self._eager_wrappers()
+        pool = self._step_wrappers
+        self.wrappers = pool.in_graph(num_branches, self.cuda_graph_kv_indices) if in_graph else pool.eager()
         # One copy to the host for all steps: given host tensors, FlashInfer's plan makes none of its own.
         indptr = self.kv_indptr[:, : num_branches + 1].cpu()
         last_page_len = torch.ones(num_branches, dtype=torch.int32)
@@ -65,31 +66,19 @@ class FlashInferMultiStepDraftBackend(MultiStepDraftBackend):
             return paged_decode_attention(q, k_buffer, v_buffer, *self.step_metadata[step], self.sm_scale)
         return self.wrappers[step].run(q, (k_buffer.unsqueeze(1), v_buffer.unsqueeze(1)))
 
-    def _wrapper(self, **graph_buffers: Any) -> Any:
+    def _wrapper(self, **buffers: Any) -> Any:
         import flashinfer
 
         # FlashInfer's CUDA-core kernel is built for few group sizes; above 4 its tensor-core kernel is faster too.
         tensor_cores = self.config.num_qo_heads // self.config.num_kv_heads >= 4
         return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self.workspace, "NHD", use_tensor_cores=tensor_cores, **graph_buffers
+            self.workspace, "NHD", use_tensor_cores=tensor_cores, **buffers
         )
 
-    def _eager_wrappers(self) -> list[Any]:
-        if not self._eager:
-            self._eager = [self._wrapper() for _ in range(self.num_steps - 1)]
-        return self._eager
-
-    def _graph_wrappers(self, num_branches: int) -> list[Any]:
-        """A captured graph keeps its wrappers' addresses, so every batch size has wrappers of its own."""
+    def _graph_buffers(self, step: int, num_branches: int) -> dict[str, torch.Tensor]:
         assert self.cuda_graph_kv_indices is not None
-        if num_branches not in self._by_num_branches:
-            self._by_num_branches[num_branches] = [
-                self._wrapper(
-                    use_cuda_graph=True,
-                    paged_kv_indptr_buffer=self.kv_indptr[i, : num_branches + 1],
-                    paged_kv_indices_buffer=self.cuda_graph_kv_indices[i],
-                    paged_kv_last_page_len_buffer=self.last_page_len[:num_branches],
-                )
-                for i in range(self.num_steps - 1)
-            ]
-        return self._by_num_branches[num_branches]
+        return {
+            "paged_kv_indptr_buffer": self.kv_indptr[step, : num_branches + 1],
+            "paged_kv_indices_buffer": self.cuda_graph_kv_indices[step],
+            "paged_kv_last_page_len_buffer": self.last_page_len[:num_branches],
+        }

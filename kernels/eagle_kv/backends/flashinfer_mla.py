@@ -8,6 +8,7 @@ from ..batch import DraftBatch, DraftConfig
 from ..reference import paged_decode_mla
 from ..sizing import draft_kv_indices_buffer_width
 from .base import MultiStepDraftBackend
+from .wrappers import StepWrappers
 
 WORKSPACE_BYTES = 128 * 1024 * 1024
 
@@ -24,8 +25,7 @@ class FlashInferMLAMultiStepDraftBackend(MultiStepDraftBackend):
         self.mla_backend = mla_backend
         self.sm_scale = (config.head_dim + config.head_dim_kpe) ** -0.5
         self.wrappers: list[Any] = []
-        self._eager: list[Any] = []
-        self._by_num_branches: dict[int, list[Any]] = {}
+        self._step_wrappers = StepWrappers(self.num_steps - 1, self._wrapper, self._graph_buffers)
         if self.device.type == "cuda":
             self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
 
@@ -40,7 +40,8 @@ class FlashInferMLAMultiStepDraftBackend(MultiStepDraftBackend):
     def plan(self, num_branches: int, in_graph: bool) -> None:
         if self.device.type != "cuda":
             return
-        self.wrappers = self._graph_wrappers(num_branches) if in_graph else self._eager_wrappers()
+        pool = self._step_wrappers
+        self.wrappers = pool.in_graph(num_branches, self.cuda_graph_kv_indices) if in_graph else pool.eager()
         # One copy to the host for all steps: given host tensors, FlashInfer's plan makes none of its own.
         indptr = self.kv_indptr[:, : num_branches + 1].cpu()
         qo_indptr = torch.arange(num_branches + 1, dtype=torch.int32)
@@ -71,28 +72,16 @@ class FlashInferMLAMultiStepDraftBackend(MultiStepDraftBackend):
             return paged_decode_mla(q_nope, q_pe, ckv, kpe, *self.step_metadata[step], self.sm_scale)
         return self.wrappers[step].run(q_nope, q_pe, ckv.unsqueeze(1), kpe.unsqueeze(1))
 
-    def _wrapper(self, **graph_buffers: Any) -> Any:
+    def _wrapper(self, **buffers: Any) -> Any:
         import flashinfer.mla
 
-        return flashinfer.mla.BatchMLAPagedAttentionWrapper(self.workspace, backend=self.mla_backend, **graph_buffers)
+        return flashinfer.mla.BatchMLAPagedAttentionWrapper(self.workspace, backend=self.mla_backend, **buffers)
 
-    def _eager_wrappers(self) -> list[Any]:
-        if not self._eager:
-            self._eager = [self._wrapper() for _ in range(self.num_steps - 1)]
-        return self._eager
-
-    def _graph_wrappers(self, num_branches: int) -> list[Any]:
-        """A captured graph keeps its wrappers' addresses, so every batch size has wrappers of its own."""
+    def _graph_buffers(self, step: int, num_branches: int) -> dict[str, torch.Tensor]:
         assert self.cuda_graph_kv_indices is not None
-        if num_branches not in self._by_num_branches:
-            self._by_num_branches[num_branches] = [
-                self._wrapper(
-                    use_cuda_graph=True,
-                    qo_indptr=torch.empty(num_branches + 1, dtype=torch.int32, device=self.device),
-                    kv_indptr=self.kv_indptr[i, : num_branches + 1],
-                    kv_indices=self.cuda_graph_kv_indices[i],
-                    kv_len_arr=torch.empty(num_branches, dtype=torch.int32, device=self.device),
-                )
-                for i in range(self.num_steps - 1)
-            ]
-        return self._by_num_branches[num_branches]
+        return {
+            "qo_indptr": torch.empty(num_branches + 1, dtype=torch.int32, device=self.device),
+            "kv_indptr": self.kv_indptr[step, : num_branches + 1],
+            "kv_indices": self.cuda_graph_kv_indices[step],
+            "kv_len_arr": torch.empty(num_branches, dtype=torch.int32, device=self.device),
+        }

@@ -1,0 +1,202 @@
+"""Plans and overlays: what is copied, what is linked, and that nothing half-made is ever seen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import overlay
+from harness.edits import Edit, Reversal
+from harness.errors import InfraError, RottedError
+
+MOD = b"def width(topk, n):\r\n    return topk * n\r\n\r\n\r\ndef check(n):\r\n    assert n\r\n    return n\r\n"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """A root with a package `pkg`; the cache is in the same temporary directory."""
+    monkeypatch.setenv("UNFIX_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "src"
+    for file, data in {
+        "pkg/__init__.py": b"",
+        "pkg/data.txt": b"data",
+        "pkg/near/__init__.py": b"",
+        "pkg/near/mod.py": MOD,
+        "pkg/near/other.py": b"from pkg.near.mod import width\n",
+        "pkg/near/__pycache__/mod.cpython-39.pyc": b"stale",
+        "pkg/far/__init__.py": b"import pkg.near.other\n",
+        "pkg/far/deep.py": b"x = 1\n",
+        "pkg/csrc/k.cuh": b"void f(int i) {\n  assert(i >= 0);\n  g(i);\n}\n",
+        "beside/__init__.py": b"",
+    }.items():
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+SIZE = Reversal("1:size", "pkg.near.mod.width", (Edit("topk * n", "n"),))
+GUARD = Reversal("1:guard", "pkg.near.mod.check", (Edit("assert n", ""),))
+STORE = Reversal("2:store", "pkg/csrc/k.cuh", (Edit("assert(i >= 0);", ""),), "pkg.near.mod.width")
+
+
+def test_plan_and_diff(root):
+    plan = overlay.plan([SIZE, GUARD, STORE], [root])
+    edited = plan[root / "pkg/near/mod.py"]
+    assert edited.fixes == ("1:size", "1:guard")
+    assert edited.old == MOD
+    assert edited.new == MOD.replace(b"topk * n", b"n").replace(b"    assert n\r\n", b"")
+    assert [location.qualname for location in edited.locations] == ["width", "check"]
+    assert overlay.diff(plan).splitlines()[:2] == ["--- a/pkg/csrc/k.cuh", "+++ b/pkg/csrc/k.cuh"]
+
+
+def test_patch_takes_the_diff(root):
+    plan = overlay.plan([SIZE, GUARD, STORE], [root])
+    subprocess.run(["git", "apply", "-p1", "-"], input=overlay.diff(plan).encode(), cwd=root, check=True)
+    for edited in plan.values():
+        assert edited.original.read_bytes() == edited.new
+    with pytest.raises(RottedError, match="1:size in pkg.near.mod.width: match .* isn't in"):
+        overlay.plan([SIZE], [root])
+
+
+def test_diff_of_a_file_without_a_last_newline(root):
+    (root / "pkg/near/mod.py").write_bytes(b"a = 1\nb = 2")
+    plan = overlay.plan([Reversal("1:x", "pkg.near.mod", (Edit("b = 2", "b = 3"),))], [root])
+    subprocess.run(["git", "apply", "-p1", "-"], input=overlay.diff(plan).encode(), cwd=root, check=True)
+    assert (root / "pkg/near/mod.py").read_bytes() == b"a = 1\nb = 3"
+
+
+def test_only_edited_files_are_copied(root):
+    built = overlay.build(overlay.plan([SIZE, STORE], [root]))
+    assert built is not None
+    entries = {
+        path.relative_to(built).as_posix(): os.readlink(path) if path.is_symlink() else "copy"
+        for directory, names, files in os.walk(built)
+        for path in (Path(directory) / name for name in [*names, *files])
+        if path.is_symlink() or path.is_file()
+    }
+    pkg = str(root / "pkg")
+    assert entries == {
+        "pkg/__init__.py": f"{pkg}/__init__.py",
+        "pkg/data.txt": f"{pkg}/data.txt",
+        "pkg/far": f"{pkg}/far",
+        "pkg/near/__init__.py": f"{pkg}/near/__init__.py",
+        "pkg/near/other.py": f"{pkg}/near/other.py",
+        "pkg/near/mod.py": "copy",
+        "pkg/csrc/k.cuh": "copy",
+    }
+
+
+def test_a_child_runs_the_overlays_file(root):
+    built = overlay.build(overlay.plan([SIZE], [root]))
+    code = "import pkg.far, pkg.near.mod as m; print(m.__file__, m.width(2, 5), pkg.near.other.width(2, 5))"
+    environment = {**os.environ, "PYTHONPATH": f"{built}{os.pathsep}{root}"}
+    child = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert child.stdout.split() == [f"{built}/pkg/near/mod.py", "5", "5"]
+
+
+def test_content_addressed(root):
+    first = overlay.build(overlay.plan([SIZE, GUARD], [root]))
+    assert first == overlay.build(overlay.plan([GUARD, SIZE], [root]))
+    assert first != overlay.build(overlay.plan([SIZE], [root]))
+    (root / "pkg/near/new.py").touch()
+    assert first != overlay.build(overlay.plan([SIZE, GUARD], [root]))
+    assert overlay.build(overlay.plan([], [root])) is None
+    assert overlay.diff({}) == ""
+
+
+def test_a_failing_edit_leaves_nothing(root, tmp_path):
+    gone = Reversal("1:gone", "pkg.far.deep", (Edit("y = 1", ""),))
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(RottedError, match="1:gone") as caught:
+        overlay.plan([SIZE, gone], [root])
+    assert (caught.value.fix, caught.value.target, caught.value.exit_code) == ("1:gone", "pkg.far.deep", 3)
+    assert not (tmp_path / "cache").exists()
+    assert before == {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_missing_target_names_the_fix(root):
+    with pytest.raises(RottedError, match=r"1:gone in pkg.near.mod.widt: .* nearest: pkg.near.mod.width, line 1"):
+        overlay.plan([Reversal("1:gone", "pkg.near.mod.widt", (Edit("x", ""),))], [root])
+
+
+def test_a_full_disk_leaves_nothing_half_made(root, tmp_path, monkeypatch):
+    plan = overlay.plan([SIZE], [root])
+
+    def full(self, target, target_is_directory=False):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "symlink_to", full)
+    with pytest.raises(InfraError, match="No space left on device"):
+        overlay.build(plan)
+    assert list((tmp_path / "cache/overlays").iterdir()) == []
+    monkeypatch.undo()
+    monkeypatch.setenv("UNFIX_CACHE", str(tmp_path / "cache"))
+    assert overlay.build(plan) is not None
+
+
+@pytest.mark.parametrize("damage", ["edited", "link", "directory"])
+def test_a_damaged_overlay_is_made_again(root, damage):
+    plan = overlay.plan([SIZE], [root])
+    built = overlay.build(plan)
+    assert built is not None
+    if damage == "edited":
+        (built / "pkg/near/mod.py").write_text("")
+    elif damage == "link":
+        (built / "pkg/data.txt").unlink()
+    else:
+        (built / "pkg/near/mod.py").unlink()
+    assert overlay.build(plan) == built
+    assert (built / "pkg/near/mod.py").read_bytes() == plan[root / "pkg/near/mod.py"].new
+    assert (built / "pkg/data.txt").read_text() == "data"
+    assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+def _build(root, start, results):
+    start.wait()
+    try:
+        results.put(str(overlay.build(overlay.plan([SIZE, GUARD], [root]))))
+    except Exception as error:
+        results.put(repr(error))
+
+
+def test_concurrent_builders_share_one(root):
+    context = multiprocessing.get_context("fork")
+    start, results = context.Barrier(4), context.Queue()
+    builders = [context.Process(target=_build, args=(root, start, results)) for _ in range(4)]
+    for builder in builders:
+        builder.start()
+    built = {results.get(timeout=20) for _ in builders}
+    for builder in builders:
+        builder.join()
+    assert len(built) == 1
+    [path] = built
+    assert [entry.name for entry in Path(path).parent.iterdir()] == [Path(path).name]
+
+
+def test_the_cache_is_private(root, tmp_path, monkeypatch):
+    overlay.build(overlay.plan([SIZE], [root]))
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(InfraError, match="others may write"):
+        overlay.build(overlay.plan([SIZE], [root]))
+    monkeypatch.delenv("UNFIX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert overlay.cache_dir() == tmp_path / "xdg/unfix"
+    monkeypatch.setattr(os, "getuid", lambda: 987654)
+    with pytest.raises(InfraError, match="belongs to user"):
+        overlay.cache_dir()
+
+
+def test_what_killed_builders_left_is_swept(root, tmp_path):
+    left = tmp_path / "cache/overlays/.making-old"
+    left.mkdir(parents=True)
+    (tmp_path / "cache").chmod(0o700)
+    os.utime(left, (0, 0))
+    built = overlay.build(overlay.plan([SIZE], [root]))
+    assert built is not None and not left.exists()

@@ -1,0 +1,95 @@
+"""The grammar of SGLANG_DEBUG_REVERT_PR."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.errors import UsageError
+from harness.fixes import Catalogue, load
+from harness.selection import parse
+
+FILE = """\
+pr: {pr}
+title: a title
+fixes:
+  {fixes}
+"""
+FIX = """{name}:
+    kind: arithmetic
+    summary: one sentence
+    reversals: {{eagle_kv: [{{target: a.b, edits: [{{match: x, replacement: y}}]}}]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory) -> Catalogue:
+    directory = tmp_path_factory.mktemp("toggles")
+    for pr, names in {
+        "27460": ["topk-factor"],
+        "27338": ["topk-factor", "capacity-assert"],
+        "own": ["int32-rows"],
+    }.items():
+        fixes = "  ".join(FIX.format(name=name) for name in names)
+        (directory / f"{pr}.yaml").write_text(FILE.format(pr=pr, fixes=fixes))
+    return load(directory)
+
+
+SIZE, GUARD, MLA, OWN = "27338:topk-factor", "27338:capacity-assert", "27460:topk-factor", "own:int32-rows"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, ()),
+        ("", ()),
+        ("  ", ()),
+        ("0", ()),
+        (" 0\n", ()),
+        ("27338", (SIZE, GUARD)),
+        ("27338:topk-factor", (SIZE,)),
+        ("own", (OWN,)),
+        ("own:int32-rows", (OWN,)),
+        ("all", (SIZE, GUARD, MLA, OWN)),
+        (" 27460 ,\t27338:topk-factor ", (MLA, SIZE)),
+        ("27338:capacity-assert,27338", (GUARD, SIZE)),
+        ("own,all,own", (OWN, SIZE, GUARD, MLA)),
+    ],
+)
+def test_selected(catalogue, text, expected):
+    assert parse(text, catalogue) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("27339", r"unknown fix '27339', did you mean 27338\?"),
+        ("27338:topk", r"unknown fix '27338:topk', did you mean 27338:topk-factor\?"),
+        ("capacity-assert", r"did you mean 27338:capacity-assert\?"),
+        ("27338, nonsense!", r"unknown fix 'nonsense!' \(known: 27338:topk-factor, .*own:int32-rows; or a PR"),
+        ("27338,", "nothing between two commas"),
+        ("0,27338", "'0' means no fix at all"),
+        ("00", "unknown fix '00'"),
+        ("1", "unknown fix '1'"),
+        ("27338:", "unknown fix '27338:'"),
+        ("２７３３８", r"unknown fix '\\uff12"),
+        ("\x1b[31mred\n", r"unknown fix '\\x1b\[31mred'"),
+        ("ALL", "unknown fix 'ALL'"),
+    ],
+)
+def test_refused(catalogue, text, error):
+    with pytest.raises(UsageError, match=error) as caught:
+        parse(text, catalogue)
+    message = str(caught.value)
+    assert message.startswith("SGLANG_DEBUG_REVERT_PR: ") and message.isprintable() and message.isascii()
+
+
+def test_a_long_word_is_cut_and_the_source_is_named(catalogue):
+    with pytest.raises(UsageError, match=r"^--revert: unknown fix 'x{60}\.\.\.' \(known") as caught:
+        parse("x" * 1_000_000, catalogue, source="--revert")
+    assert len(str(caught.value)) < 300
+
+
+def test_an_empty_catalogue(tmp_path):
+    with pytest.raises(UsageError, match="known: none"):
+        parse("27338", load(tmp_path))
+    assert parse("0", load(tmp_path)) == ()
