@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import ctypes
 
-from harness.errors import InfraError
+from harness.errors import InfraError, UsageError
 
 
-def gpu_count() -> int:
-    """GPUs that the driver shows, asked of NVML, which creates no context."""
+def compute_capabilities() -> list[str]:
+    """``["9.0", …]``, one a GPU that the driver shows, asked of NVML, which creates no context. Empty without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return 0
+        return []
     if nvml.nvmlInit_v2() != 0:
-        return 0
+        return []
     count = ctypes.c_uint()
-    found = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    found = []
+    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
+        for index in range(count.value):
+            handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+            nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+            found.append(f"{major.value}.{minor.value}")
     nvml.nvmlShutdown()
-    return count.value if found else 0
+    return found
 
 
 def resolve_device(asked: str) -> str:
     """``auto`` -> the GPU if there is one. Raises InfraError where a GPU was asked for by name and none is here."""
-    if asked == "cpu" or (asked == "auto" and not gpu_count()):
+    if asked not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {asked!r}: must be auto, cpu or cuda")
+    if asked == "cpu":
         return "cpu"
-    if not gpu_count():
-        raise InfraError("--device cuda was asked for, but no NVIDIA driver or GPU is here; --device cpu runs the same kernels without one")
-    return "cuda"
+    if compute_capabilities():
+        return "cuda"
+    if asked == "auto":
+        return "cpu"
+    raise InfraError("--device cuda was asked for, but no NVIDIA driver or GPU is here; --device cpu runs the same kernels without one")

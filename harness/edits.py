@@ -172,7 +172,10 @@ def _deletion(text: Text, change: Change, first: int, last: int, gone: set[int])
 
 
 def _check_block(text: Text, change: Change, first: int, last: int) -> None:
-    """Refuse a deletion after which what follows would quietly belong to another block."""
+    """Refuse a deletion after which what follows would quietly belong to another block, or get another's decorator."""
+    above, end = text.skip_newlines(first, -1), text.statement(last, last)[0]
+    if above >= 0 and text.tokens[text.statement(above, above)[0]].key == ("op", "@") != text.tokens[end].key:
+        raise change.rotted(f"deleting line {text.line(first)} would leave its decorator, line {text.line(above)}")
     following = text.skip_newlines(last, 1)
     if following >= len(text.tokens):
         return

@@ -28,6 +28,8 @@ def main(fd: int, preload: list[str]) -> None:
     try:
         for name in preload:
             importlib.import_module(name)
+            if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+                raise RuntimeError(f"importing {name} initialises CUDA, which no forked leg could use then")
         import harness.leg  # noqa: F401  every leg needs it: import it once
     except BaseException as error:
         _send(connection, {"error": f"{type(error).__name__}: {error}"})

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.device import compute_capabilities
 from harness.errors import InfraError
 from harness.reach import Target
 
@@ -128,6 +129,10 @@ class Sandbox:
         if self.device == "cpu":
             env["TRITON_INTERPRET"] = "1"  # read when triton is imported: it belongs to the server, not to a leg
             env["CUDA_VISIBLE_DEVICES"] = ""
+        else:
+            # told the architecture, flashinfer does not ask the GPU for it on import, which would initialise CUDA
+            env.setdefault("FLASHINFER_CUDA_ARCH_LIST", " ".join(sorted(set(compute_capabilities()))))
+            env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch.cuda.is_available() by the runtime spoils later forks
         command = [sys.executable, "-m", "harness.forkserver", str(theirs.fileno()), *self._preload]
         self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()

@@ -191,7 +191,7 @@ def _python_string(source: str, start: int, prefix: str, quote: str) -> tuple[in
     if formatted:
         body = _same_inner_quotes(body)
     body = re.sub(r"\r\n?", "\n", body)
-    return ends[-1] + len(quote), f"{''.join(sorted(prefix_lower.replace('u', '')))}:{body}"
+    return ends[-1] + len(quote), f"{''.join(sorted(prefix_lower.replace('u', '')))}'{body}"
 
 
 def _brace_depth(body: str) -> int:

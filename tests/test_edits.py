@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from harness.edits import Change, Edit, apply
 from harness.errors import MissingPackageError, RottedError, UsageError
 from harness.targets import Source, definitions, locate
-from harness.tokens import lex
+from harness.tokens import Language, lex
 
 MODULE = dedent('''\
     import functools
@@ -204,6 +204,8 @@ EDITS = {
     "an elif": ("if a:\n    b()\nelif c:\n    d()\nelse:\n    e()\n", [("replacement", "elif c:\n  d()", "")],
         "if a:\n    b()\nelse:\n    e()\n"),
     "f-string quotes": ("x = f\"{a['b']}\"\n", [("replacement", "f'{a[\"b\"]}'", "1")], "x = 1\n"),
+    "an empty string isn't a colon": ("x = ''\ny = 1\n", [("replacement", "y = 1", "")], "x = ''\n"),
+    "one of two decorators": ("@a\n@b\ndef f(): pass\n", [("replacement", "@b", "")], "@a\ndef f(): pass\n"),
     "unicode before the match": ("x = 'é'; y = 1\n", [("replacement", "y = 1", "y = 2")], "x = 'é'; y = 2\n"),
     "form feed": ("\x0cx = 1\n", [("replacement", "x = 1", "x = 2")], "\x0cx = 2\n"),
 }  # fmt: skip
@@ -280,6 +282,8 @@ REFUSED = {
     "half a block": (NESTED, [("replacement", "if i:\n    y()", "")], "line 3 would leave .* block, line 5"),
     "an else that would change sides": (
         "if b:\n    w()\nif a:\n    x()\nelse:\n    y()\n", [("replacement", "if a:\n  x()", "")], "leave its `else`"),
+    "a decorator that would change sides": (
+        "@a\ndef f():\n    b()\ndef g(): pass\n", [("replacement", "def f():\n  b()", "")], "its decorator, line 1"),
     "C brackets": ("int f() { return (1); }\n", [("replacement", "(1)", "(1")], "unpaired `"),
     "a later edit fails": (
         A, [("replacement", "x = g(a)", "x = 1"), ("replacement", "return y", "")], "1:fix1.*isn't in"),
@@ -446,16 +450,16 @@ def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-LEXED = {
-    "nested f-string quotes": ("python", 'f"{a["b"]}" + c', ["f:{a['b']}", "+", "c"]),
-    "escaped braces": ("python", "f'{{{x}}}' 'y'", ["f:{{{x}}}", ":y"]),
-    "a format's own quote": ("python", "f\"{x:'>10} it's\" y", ["f:{x:''>10} it's", "y"]),
-    "prefixes": ("python", "R'a' rb'b' U'c' Rf'{d}'", ["r:a", "br:b", ":c", "fr:{d}"]),
-    "escaped quotes": ("python", r"""'it\'s' "it's" r'\''""", [":it's", ":it's", r"r:\'"]),
-    "triple quotes": ("python", "'''a''' \"\"\"b\nc\"\"\"", [":a", ":b\nc"]),
+LEXED: dict[str, tuple[Language, str, list[str]]] = {
+    "nested f-string quotes": ("python", 'f"{a["b"]}" + c', ["f'{a['b']}", "+", "c"]),
+    "escaped braces": ("python", "f'{{{x}}}' 'y'", ["f'{{{x}}}", "'y"]),
+    "a format's own quote": ("python", "f\"{x:'>10} it's\" y", ["f'{x:'>10} it's", "y"]),
+    "prefixes": ("python", "R'a' rb'b' U'c' Rf'{d}'", ["r'a", "br'b", "'c", "fr'{d}"]),
+    "escaped quotes": ("python", r"""'it\'s' "it's" r'\''""", ["'it's", "'it's", r"r'\'"]),
+    "triple quotes": ("python", "'''a''' \"\"\"b\nc\"\"\"", ["'a", "'b\nc"]),
     "an open string": ("python", "x = 'abc\ny", ["x", "=", "?abc", "\n", "y"]),
     "unbalanced": ("python", "a,\n)\nb[", ["a", ")", "\n", "b", "["]),
-    "one-tuples keep their comma": ("python", "(a,) f(a,) x[a,] [a,]", list("(a,)f(a)x[a,][a]")),
+    "one-tuples keep their comma": ("python", "(a,) + f(a,) + x[a,] + [a,]", list("(a,)+f(a)+x[a,]+[a]")),
     "numbers": ("python", "1_0.5e-3j 0xFf .5 1..real", ["1_0.5e-3j", "0xFf", ".5", "1.", ".", "real"]),
     "C": (
         "c",
