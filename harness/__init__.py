@@ -2,7 +2,8 @@
 
 Data flows one way through the modules of this package:
 
-    fixes -> selection -> edits -> overlay -> sandbox (leg, reach, memory) -> outcome -> verdict -> prover -> plugin, cli
+    fixes -> selection -> edits -> overlay -> sandbox (leg, reach, memory) -> outcome -> verdict
+          -> prover -> plugin, cli
 
 ``docs/design.md`` has a line for each file.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stray:
-    """Elements that a write puts outside of its buffer, as predicted from the sizing formula (never from the code under test)."""
+    """Elements that a write puts outside of its buffer, by the sizing formula and never by the code under test."""
 
     side: str  # "before" or "after" the payload
     elements: int
@@ -19,12 +19,12 @@ class Stray:
 class Case:
     """One input, ready to run in a leg.
 
-    ``entry(params, device)`` runs in the leg's process; it raises ``harness.leg.WrongValues`` where a result differs from
-    the reference. Everything else here is known before anything runs.
+    ``entry(params, device)`` runs in the leg's process; it raises ``harness.leg.WrongValues`` where a result differs
+    from the reference. Everything else here is known before anything runs.
     """
 
     id: str
-    entry: str  # "module:function"
+    entry: str  # "module:function"; {target} in it stands for the code base under test
     params: Mapping[str, Any]  # JSON-ready
     backend: str = ""
     regression: str = ""  # the PR or issue that it stands for, where that is not the fix's own
@@ -32,8 +32,9 @@ class Case:
     tells: bool = True  # False: this input cannot tell the fix from its absence, and every leg must equal `on`
     why: str = ""  # one sentence: why it cannot tell, or what it shows
     stray: Stray | None = None  # with every guard out of the way
-    expect: Mapping[frozenset[str], str] = field(default_factory=dict)  # reverted ids -> outcome, where the toggle's differs
-    reason: Mapping[frozenset[str], str] = field(default_factory=dict)  # reverted ids (none: fix in) -> regex, likewise
+    # by reverted ids (none: the fix in), where they differ from what the toggle file declares
+    expect: Mapping[frozenset[str], str] = field(default_factory=dict)  # outcomes
+    reason: Mapping[frozenset[str], str] = field(default_factory=dict)  # regexes
     reaches: bool = True  # False: this input is refused before it gets to what the fix changed
     detector: str = "red-zone"
     zone_bytes: int = 1 << 16

@@ -85,14 +85,18 @@ def list_fixes(json_out: JsonOut = None) -> None:
     """
     registered = catalogue()
     if json_out:
-        _write_json(json_out, {"schema_version": report.SCHEMA_VERSION, "fixes": [_fix_row(fix) for fix in registered.fixes]})
+        _write_json(
+            json_out, {"schema_version": report.SCHEMA_VERSION, "fixes": [_fix_row(fix) for fix in registered.fixes]}
+        )
         return
     table = Table(header_style="bold")
     for name in ("fix", "kind", "summary", "fix out", "code bases"):
         table.add_column(name, overflow="fold", no_wrap=name in ("fix", "kind"))
     for fix in registered.fixes:
         row = _fix_row(fix)
-        out = "\n".join(f"{' + '.join(name.partition(':')[2] for name in leg['out'])}: {leg['outcome']}" for leg in row["legs"])
+        out = "\n".join(
+            f"{' + '.join(name.partition(':')[2] for name in leg['out'])}: {leg['outcome']}" for leg in row["legs"]
+        )
         table.add_row(fix.id, fix.kind, fix.summary, out, ", ".join(fix.code_bases))
     _console().print(table)
 
@@ -131,7 +135,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="unfix-run-") as scratch:
         matrix_file = Path(scratch, "matrix.json")
         command = [
-            sys.executable, "-m", "pytest", str(root / "regressions"), "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
+            sys.executable, "-m", "pytest", str(root / "regressions"),
+            "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
             "-q", "-n", _workers(jobs, device), "--unfix-device", device, "--unfix-target", target,
             "--unfix-select", ",".join(chosen), "--unfix-json", str(matrix_file),
         ]  # fmt: skip
@@ -139,7 +144,9 @@ def run(
             command += ["--junitxml", junit]
         ended = subprocess.run(command, stdout=sys.stderr, check=False)
         if not matrix_file.exists():
-            raise InfraError(f"pytest ended with {ended.returncode} before it could write a matrix; its own words are above")
+            raise InfraError(
+                f"pytest ended with {ended.returncode} before it could write a matrix; its own words are above"
+            )
         document = json.loads(matrix_file.read_text())
     records = document["results"]
     if json_out:
@@ -175,7 +182,9 @@ def repro(
     num_steps: Annotated[int | None, typer.Option(help="draft steps")] = None,
     max_bs: Annotated[int | None, typer.Option(help="requests that the CUDA-graph buffers are sized for")] = None,
     max_context_len: Annotated[int | None, typer.Option(help="tokens")] = None,
-    seq_lens: Annotated[str | None, typer.Option(metavar="a,b,…", help="prefix lengths in tokens, one a request")] = None,
+    seq_lens: Annotated[
+        str | None, typer.Option(metavar="a,b,…", help="prefix lengths in tokens, one a request")
+    ] = None,
     page_size: Annotated[int | None, typer.Option(help="KV slots a page")] = None,
     slots: Annotated[str | None, typer.Option(metavar="a,b,…", help="slot ids to store to")] = None,
     num_slots: Annotated[int | None, typer.Option(help="slots of the pool")] = None,
@@ -184,11 +193,13 @@ def repro(
     num_draft_tokens: Annotated[int | None, typer.Option(help="speculative_num_draft_tokens")] = None,
     detector: Annotated[str | None, typer.Option(help="red-zone or guard-page")] = None,
     json_out: JsonOut = None,
-    script_out: Annotated[str | None, typer.Option("--script", metavar="F", help="write a stand-alone script to F")] = None,
+    script_out: Annotated[
+        str | None, typer.Option("--script", metavar="F", help="write a stand-alone script to F")
+    ] = None,
 ) -> None:
     """One case, all its legs, explained. A PR with several fixes shows its first.
 
-    Example: unfix repro 27338 --topk 8 --num-seqs 7 --num-steps 5 --max-bs 8 --max-context-len 512 --seq-lens 187,187,187,187,187,187,187
+    Example: unfix repro 27338 --topk 8 --num-steps 5 --max-bs 8 --max-context-len 512 --seq-lens 187,187,187
     """
     typed = {name: value for name, value in locals().items() if name not in ("sel", "device", "json_out", "script_out")}
     registered = catalogue()
@@ -197,7 +208,7 @@ def repro(
         raise UsageError(f"SEL {sel!r} selects no fix; known: {', '.join(registered.ids)}")
     fix = registered.fix(chosen[0])
     if len(chosen) > 1:
-        _note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}, whose legs take the others out, too, where it needs that")
+        _note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}")
     case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
     device = resolve_device(device)
     prover = Prover(registered, device=device, root=project_root())
@@ -234,7 +245,9 @@ def _integers(name: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise UsageError(f"--{name.replace('_', '-')} {text!r}: must be integers with commas between, like 5,3,8") from None
+        raise UsageError(
+            f"--{name.replace('_', '-')} {text!r}: must be integers with commas between, like 5,3,8"
+        ) from None
 
 
 @app.command()

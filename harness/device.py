@@ -8,7 +8,7 @@ from harness.errors import InfraError, UsageError
 
 
 def compute_capabilities() -> list[str]:
-    """``["9.0", …]``, one a GPU that the driver shows, asked of NVML, which creates no context. Empty without a driver."""
+    """``["9.0", …]``, one a GPU that the driver shows (none: empty). NVML is asked, which creates no context."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -37,4 +37,6 @@ def resolve_device(asked: str) -> str:
         return "cuda"
     if asked == "auto":
         return "cpu"
-    raise InfraError("--device cuda was asked for, but no NVIDIA driver or GPU is here; --device cpu runs the same kernels without one")
+    raise InfraError(
+        "--device cuda was asked for, but no NVIDIA GPU is here; --device cpu runs the same kernels without"
+    )

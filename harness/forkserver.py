@@ -1,6 +1,6 @@
 """The fork server: torch, triton (and flashinfer) imported once, CUDA untouched, one forked process a leg.
 
-Started by :mod:`harness.sandbox` as ``python -m harness.forkserver FD PRELOAD…``. It speaks JSON lines over the socket FD:
+Started by :mod:`harness.sandbox` as ``python -m harness.forkserver FD PRELOAD…``. It speaks JSON lines over socket FD:
 
     server -> client   {"ready": true} or {"error": "…"}        once
     client -> server   {"directory": …, "path": [...], "env": {...}}
@@ -58,7 +58,8 @@ def _wait(pid: int, connection: socket.socket) -> int | None:
     """The leg's wait status, or None when the client went away first. Kills what the leg left in its process group."""
     pidfd = os.pidfd_open(pid)
     try:
-        readable, _, _ = select.select([pidfd, connection], [], [])
+        watched: list[Any] = [pidfd, connection]
+        readable, _, _ = select.select(watched, [], [])
     finally:
         os.close(pidfd)
     # The client sends nothing while a leg runs, so a readable socket means that it has gone.

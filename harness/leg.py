@@ -89,7 +89,11 @@ def environment(params: dict[str, Any], device: str) -> dict[str, Any]:
 
     import torch
 
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
     for name in ("triton", "flashinfer"):
         loaded = sys.modules.get(name)
         versions[name] = getattr(loaded, "__version__", None) if loaded else None

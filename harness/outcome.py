@@ -131,7 +131,7 @@ def _last_words(stderr: str) -> str:
 
 
 def _overflow(hits: list[dict[str, Any]], detector: str, predicted: int | None) -> dict[str, Any]:
-    """The hits of one leg as the JSON contract has them: counts added up over the buffers hit, offsets of the extremes."""
+    """The hits of one leg as the JSON contract has them: counts added up over all buffers, the outermost offsets."""
     return {
         "side": "/".join(sorted({hit["side"] for hit in hits})),
         "predicted_elements": predicted,

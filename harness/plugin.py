@@ -31,9 +31,13 @@ _session_revert = pytest.StashKey[tuple[str, ...]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("unfix")
-    group.addoption("--unfix-device", default="auto", choices=("auto", "cpu", "cuda"), help="where legs run (default: auto)")
+    group.addoption(
+        "--unfix-device", default="auto", choices=("auto", "cpu", "cuda"), help="where legs run (default: auto)"
+    )
     group.addoption("--unfix-target", default="eagle_kv", choices=("eagle_kv",), help="the code base under test")
-    group.addoption("--unfix-select", default="", metavar="SEL", help="only tests of these fixes: 27338, 27338:topk-factor, …")
+    group.addoption(
+        "--unfix-select", default="", metavar="SEL", help="only tests of these fixes: 27338, 27338:topk-factor, …"
+    )
     group.addoption("--unfix-json", default="", metavar="FILE", help="write the matrix as JSON")
 
 
@@ -43,7 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_records] = []
     try:
         config.stash[_catalogue] = fixes.load(config.rootpath / "toggles")
-        config.stash[_session_revert] = selection.parse(os.environ.get(VARIABLE), config.stash[_catalogue], source=VARIABLE)
+        config.stash[_session_revert] = selection.parse(
+            os.environ.get(VARIABLE), config.stash[_catalogue], source=VARIABLE
+        )
         config.option.unfix_device = resolve_device(config.option.unfix_device)
     except UnfixError as error:
         # pytest's own way to end with one line and its usage code instead of a traceback
@@ -85,12 +91,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def prover(pytestconfig: pytest.Config) -> Iterator[Prover]:
     """One fork server for this worker, on the device of the session."""
+    session: tuple[str, ...] = pytestconfig.stash[_session_revert]
     prover = Prover(
         pytestconfig.stash[_catalogue],
         device=pytestconfig.option.unfix_device,
         root=pytestconfig.rootpath,
         target=pytestconfig.option.unfix_target,
-        session=pytestconfig.stash[_session_revert],
+        session=session,
     )
     with prover.sandbox:
         yield prover
@@ -124,7 +131,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         if name == "unfix":
             config.stash[_records].append(value)  # type: ignore[arg-type]
         elif name == "unfix-environment" and value:
-            config.stash[_environment] = value  # type: ignore[assignment]
+            config.stash[_environment] = dict(value)  # type: ignore[arg-type, call-overload]
 
 
 class _Controller:
@@ -142,12 +149,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if _Controller.config is not config or not config.option.unfix_json:
         return
-    environment = {**config.stash.get(_environment, {}), "target": config.option.unfix_target}
-    report.write_json(Path(config.option.unfix_json), report.matrix(environment, config.stash[_records], _reverted(config)))
+    seen: dict[str, Any] = config.stash.get(_environment, {})
+    environment = {**seen, "target": config.option.unfix_target}
+    report.write_json(
+        Path(config.option.unfix_json), report.matrix(environment, config.stash[_records], _reverted(config))
+    )
 
 
 def _reverted(config: pytest.Config) -> list[str]:
-    return list(config.stash[_session_revert])
+    reverted: tuple[str, ...] = config.stash[_session_revert]
+    return list(reverted)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

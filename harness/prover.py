@@ -79,7 +79,7 @@ class Prover:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Versions and device as a leg sees them. Raises InfraError where the device that was asked for is not there."""
+        """Versions and device as a leg sees them. Raises InfraError where the device asked for is not there."""
         ending = self.sandbox.run(Request("harness.leg:environment", device=self.device, path=self._path))
         if ending.report is None or ending.report["raised"]:
             raised = (ending.report or {}).get("raised") or {"message": ending.stderr.strip().rpartition("\n")[2]}
@@ -155,7 +155,7 @@ class Prover:
         path, targets = self._overlay(reverted)
         ending = self.sandbox.run(
             Request(
-                entry=case.entry,
+                entry=case.entry.replace("{target}", self.target),
                 params=case.params,
                 device=self.device,
                 path=path,

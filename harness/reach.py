@@ -27,7 +27,9 @@ class Target:
     file: str  # the overlay's file
     module: str | None  # dotted module; None for a file that Python does not import
     qualname: str  # "Class.method", or "" for a module's own body
-    entered_by: str | None = None  # for a file that Python does not import: "module.function" entered once its library is loaded
+    entered_by: str | None = (
+        None  # for a file that Python does not import: "module.function" entered once its library is loaded
+    )
 
 
 class Reach:
@@ -111,7 +113,7 @@ def _is_kernel(target: Target) -> bool:
 
 
 def _launched(target: Target) -> bool:
-    """A compiled Triton kernel runs on the device, where no trace sees it: its launch fills the kernel cache of this process."""
+    """A compiled kernel runs on the device, where no trace sees it; its launch fills this process's kernel cache."""
     caches = getattr(_object(target), "device_caches", None) or {}
     return any(cache[0] for cache in caches.values())
 

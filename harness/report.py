@@ -40,7 +40,7 @@ def counts(records: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def fixes_proved(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """For each fix: cases proved on an input that tells it from its absence, cases proved on one that cannot, and findings."""
+    """For each fix: cases proved on an input that tells it from its absence, on one that can't tell, and findings."""
     table: dict[str, dict[str, int]] = {}
     for row in records:
         fix = table.setdefault(row["blames"], {"proved": 0, "cannot_tell": 0, "skipped": 0, "findings": 0})
@@ -106,9 +106,7 @@ def table(records: list[dict[str, Any]]) -> Table:
     for row in records:
         groups.setdefault((row["fix"], row["backend"]), []).append(row)
     for (fix, backend), rows in sorted(groups.items()):
-        verdicts = ", ".join(
-            f"[{STYLE.get(kind, 'red')}]{n} {kind}[/]" for kind, n in counts(rows).items()
-        )
+        verdicts = ", ".join(f"[{STYLE.get(kind, 'red')}]{n} {kind}[/]" for kind, n in counts(rows).items())
         on = Counter(row["legs"][0]["outcome"] for row in rows if row["legs"])
         off = Counter(" > ".join(leg["outcome"] for leg in row["legs"][1:]) for row in rows if row["legs"])
         out.add_row(fix, backend, str(len(rows)), _tally(on), _tally(off), verdicts)

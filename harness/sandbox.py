@@ -1,6 +1,6 @@
 """Throwaway processes: run a leg, whatever it does to itself, and say how it ended.
 
-``UNFIX_SANDBOX=inline`` runs legs in this process instead, for a debugger: a crash then takes the debugger's process along.
+``UNFIX_SANDBOX=inline`` runs legs in this process, for a debugger: a crash then takes the debugger's process along.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class Sandbox:
         self.close()
         ours, theirs = socket.socketpair()
         env = {k: v for k, v in os.environ.items() if k not in ("SGLANG_DEBUG_REVERT_PR", "TRITON_INTERPRET")}
-        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        )
         if self.device == "cpu":
             env["TRITON_INTERPRET"] = "1"  # read when triton is imported: it belongs to the server, not to a leg
             env["CUDA_VISIBLE_DEVICES"] = ""

@@ -15,7 +15,7 @@ from harness.report import write_text
 # what a leg's process imports, besides the kernels themselves
 _HARNESS = ("__init__.py", "case.py", "errors.py", "leg.py", "reach.py", "memory/*.py")
 
-_MAIN = '''
+_MAIN = """
 
 def run(name, edited, folder):
     tree = pathlib.Path(folder, name)
@@ -44,18 +44,23 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, (expected, edited)) in enumerate(LEGS.items()):
             print(f"{name}\\n    expected: {expected}\\n    seen:     {run(str(number), edited, folder)}", flush=True)
-'''
+"""
 
 
 def write(path: Path, prover: Prover, result: Result) -> None:
     """Write the script of a case that has run. Raises InfraError where the file can't be written."""
     case = result.case
-    legs = {"every fix in": (case.on, {})}
+    legs: dict[str, tuple[str, dict[str, str]]] = {"every fix in": (case.on, {})}
     for leg, want in zip(result.legs[1:], result.expected, strict=True):
         plan = prover.edits(leg.reverted)
         edited = {edit.relpath.as_posix(): edit.new.decode() for edit in plan.values()}
         legs["out: " + ", ".join(leg.reverted)] = (want.outcome, edited)
-    request = {"entry": case.entry, "params": dict(case.params), "detector": case.detector, "zone_bytes": case.zone_bytes}
+    request = {
+        "entry": case.entry,
+        "params": dict(case.params),
+        "detector": case.detector,
+        "zone_bytes": case.zone_bytes,
+    }
     text = [
         f'"""{result.fix} on {case.id}: the case with the fix in and out. Run: python {path.name}"""',
         "\nimport json\nimport os\nimport pathlib\nimport subprocess\nimport sys\nimport tempfile\n",

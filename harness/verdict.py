@@ -66,7 +66,10 @@ def judge(fix: str, case: Case, legs: Sequence[Leg], expected: Sequence[Expected
         return say(kind, f"{_name(leg)}: must be {want.outcome}, is {_what(leg)}")
     for leg, want in off:
         if want.outcome != case.on and want.reason and not re.search(want.reason, leg.evidence):
-            return say("unexpected", f"{_name(leg)}: {leg.outcome} as declared, but not for the declared reason /{want.reason}/: {_what(leg)}")
+            return say(
+                "unexpected",
+                f"{_name(leg)}: {leg.outcome}, but not for the declared reason /{want.reason}/: {_what(leg)}",
+            )
         if leg.outcome == "overflow" and (miss := _miscount(case, leg)):
             return say("unexpected", f"{_name(leg)}: {miss}")
     return say("proved", None if case.tells else f"this input cannot tell the fix from its absence: {case.why}")

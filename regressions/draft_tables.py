@@ -50,7 +50,16 @@ BIG = [(8, 8, 4096), (64, 8, 8192), (16, 16, 4096)]  # max_bs, topk, max_context
 def size_cuda() -> str:
     """Real sizes: topk x requests x steps x page size, ragged, full and on the boundary."""
     rows = ["topk num_steps page_size max_bs max_context_len seq_lens", "8 5 1 8 4096 7x1500  # cases.md 3"]
-    for topk, steps, page in ((1, 5, 1), (2, 1, 1), (2, 3, 4), (4, 2, 16), (4, 5, 1), (8, 3, 4), (8, 8, 1), (16, 4, 16)):
+    for topk, steps, page in (
+        (1, 5, 1),
+        (2, 1, 1),
+        (2, 3, 4),
+        (4, 2, 16),
+        (4, 5, 1),
+        (8, 3, 4),
+        (8, 8, 1),
+        (16, 4, 16),
+    ):
         for max_bs, context in ((1, 2048), (3, 512), (8, 4096), (32, 1024)):
             ragged = ",".join(str((context * (7 * i + 3)) // (8 * max_bs) % (context - steps)) for i in range(max_bs))
             rows.append(f"{topk} {steps} {page} {max_bs} {context} {ragged}")
@@ -81,7 +90,9 @@ def size_cases(fix: str) -> Callable[[str], list[Case]]:
 def wall_cases(fix: str) -> Callable[[str], list[Case]]:
     """Shapes at their row's last element and past it, on both paths."""
     return lambda device: [
-        draft.case(fix, path=path, **shape) for path in draft.PATHS for shape in shapes(_joined(GUARD_CPU, guard_cuda(), device))
+        draft.case(fix, path=path, **shape)
+        for path in draft.PATHS
+        for shape in shapes(_joined(GUARD_CPU, guard_cuda(), device))
     ]
 
 

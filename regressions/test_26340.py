@@ -1,9 +1,9 @@
 """Issue #26340: a coredump in the embedding gather, far from the kernel that caused it.
 
-                         fix in     size out    size and guard out
-    fits without topk    clean      clean       clean
-    needs the factor     clean      guarded     the gather meets an id outside of the vocabulary:
-                                                device assert on a GPU, IndexError on a CPU
+                     fix in     size out    size and guard out
+fits without topk    clean      clean       clean
+needs the factor     clean      guarded     the gather meets an id outside of the vocabulary:
+                                            device assert on a GPU, IndexError on a CPU
 """
 
 import pytest

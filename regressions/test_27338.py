@@ -1,9 +1,9 @@
 """#27338: under CUDA graphs, FlashInfer's kv_indices row had no room for topk branches.
 
-                         fix in     size out    size and guard out
-    fits without topk    clean      clean       clean
-    needs the factor     clean      guarded     overflow: used - max_bs * max_context_len elements
-    past the context     guarded    guarded     overflow
+                     fix in     size out    size and guard out
+fits without topk    clean      clean       clean
+needs the factor     clean      guarded     overflow: used - max_bs * max_context_len elements
+past the context     guarded    guarded     overflow
 """
 
 import pytest

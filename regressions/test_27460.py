@@ -1,9 +1,9 @@
 """#27460: the same for FlashInfer MLA, whose upstream constructor refuses topk > 1; ours takes it, so it can be tried.
 
-                         fix in     size out    size and guard out
-    fits without topk    clean      clean       clean
-    needs the factor     clean      guarded     overflow: used - max_bs * max_context_len elements
-    past the context     guarded    guarded     overflow
+                     fix in     size out    size and guard out
+fits without topk    clean      clean       clean
+needs the factor     clean      guarded     overflow: used - max_bs * max_context_len elements
+past the context     guarded    guarded     overflow
 """
 
 import pytest

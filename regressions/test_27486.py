@@ -1,10 +1,10 @@
 """#27486: three guards of the draft KV indexing.
 
-                                          guard in    guard out
-    row of 2**31 elements                 guarded     clean: accepted; used to its end, kv_indptr wraps (wrong)
-    slot outside 0 <= slot < size_limit   guarded     overflow where memory is near, crashed where it is far
-    num_draft_tokens != num_steps + 1     guarded     error: a shape mismatch, later
-    anything within the bounds            clean       clean
+                                      guard in    guard out
+row of 2**31 elements                 guarded     clean: accepted; used to its end, kv_indptr wraps (wrong)
+slot outside 0 <= slot < size_limit   guarded     overflow where memory is near, crashed where it is far
+num_draft_tokens != num_steps + 1     guarded     error: a shape mismatch, later
+anything within the bounds            clean       clean
 """
 
 import dataclasses
@@ -58,10 +58,11 @@ num_steps num_draft_tokens num_seqs
 
 
 def widths(device):
-    cases = [draft.case(INT32, backend="flashinfer", detector="guard-page", **shape) for shape in shapes(WIDTHS)]
+    cases = [draft.case(INT32, **shape) for shape in shapes(WIDTHS)]
     # used to its very end: 2**31 elements a row, which takes a GPU
-    full = draft.case(INT32, path="eager", topk=4, num_steps=1, max_bs=2, max_context_len=2**28, seq_lens=[2**28 - 1] * 2)
-    return [*cases, dataclasses.replace(full, needs_cuda=True)]
+    full = {"topk": 4, "num_steps": 1, "max_bs": 2, "max_context_len": 2**28, "seq_lens": [2**28 - 1] * 2}
+    wraps = draft.case(INT32, path="eager", detector="red-zone", **full)
+    return [*cases, dataclasses.replace(wraps, needs_cuda=True)]
 
 
 def slots(device):

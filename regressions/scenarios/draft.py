@@ -1,8 +1,8 @@
 """Draft kv_indices: a multi-step draft backend sizes its buffer, fills it with the real kernel, and attends over it.
 
-What a row needs and what it gets, in elements (``num_branches = num_seqs * topk``):
+What a row needs and what it gets, in elements:
 
-    used    sum(seq_lens) * topk + num_branches * num_steps
+    used    sum(seq_lens) * topk + num_seqs * topk * num_steps
     wide    rows * topk * max_context_len      rows: max_bs under CUDA graphs, the live batch in eager mode
     narrow  max_bs * max_context_len           what #27338 and #27460 found
 
@@ -11,18 +11,18 @@ A row is contiguous and rows are adjacent, so of all rows only the last one's ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.case import Case, Stray
 from harness.errors import UsageError
 
 PATHS = ("eager", "cuda_graph")
-ZONE_MARGIN_BYTES = 4096
 INT32_LIMIT = 2**31
+ZONE_MARGIN_BYTES = 4096
 FAULT = "SIGSEGV in generate_draft_decode_kv_indices|illegal memory access"  # a guard page's answer to a stray write
 
-# fix -> (backend, path, {role: fix id}): which buffer it sizes or guards
 SIZE_FIXES = {"27338:topk-factor": "flashinfer", "27460:topk-factor": "flashinfer_mla"}
 GUARDS = {
     "flashinfer": "27338:capacity-assert",
@@ -31,132 +31,184 @@ GUARDS = {
     "aiter": "own:aiter-capacity-assert",
 }
 BACKEND_OF = {**SIZE_FIXES, **{guard: backend for backend, guard in GUARDS.items()}}
-OPTIONS = ("backend", "path", "topk", "num_seqs", "num_steps", "max_bs", "max_context_len", "seq_lens", "page_size", "detector")
+INT32_GUARD, INT32_ROWS = "27486:int32-guard", "own:int32-rows"
+
+OPTIONS = (
+    *("backend", "path", "topk", "num_seqs", "num_steps", "max_bs", "max_context_len", "seq_lens"),
+    *("page_size", "detector"),
+)
+# shapes that show something, for whoever types no options
+SMALL: dict[str, Any] = {"topk": 2, "num_steps": 2, "max_context_len": 8}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    INT32_ROWS: {"topk": 2, "num_steps": 5, "max_bs": 2, "max_context_len": 150_000_000, "seq_lens": [100, 100]},
+    INT32_GUARD: {"topk": 8, "num_steps": 2, "max_bs": 4, "max_context_len": 1 << 26, "seq_lens": [5, 3]},
+}
 
 
-def case(
-    fix: str,
-    *,
-    backend: str | None = None,
-    path: str | None = None,
-    topk: int = 2,
-    num_seqs: int | None = None,
-    num_steps: int = 2,
-    max_bs: int | None = None,
-    max_context_len: int = 8,
-    seq_lens: Sequence[int] | None = None,
-    page_size: int = 1,
-    detector: str = "red-zone",
-) -> Case:
-    """The case of one shape. Raises UsageError where the shape makes no batch."""
-    backend = backend or BACKEND_OF.get(fix, "flashinfer")
-    path = path or ("cuda_graph" if fix in SIZE_FIXES else "eager")
-    if seq_lens is None:
-        seq_lens = [max(0, max_context_len - num_steps)] * (num_seqs if num_seqs is not None else max_bs or 1)
-    num_seqs = len(seq_lens) if num_seqs is None else num_seqs
-    max_bs = max(num_seqs, 1) if max_bs is None else max_bs
-    _validate(fix, backend, path, topk, num_seqs, num_steps, max_bs, max_context_len, seq_lens, page_size)
+@dataclass(frozen=True)
+class Shape:
+    """One batch and the buffers that it meets. Lengths in tokens, widths in elements."""
 
-    used = sum(seq_lens) * topk + num_seqs * topk * num_steps
-    wide = (max_bs if path == "cuda_graph" else num_seqs) * topk * max_context_len
-    narrow = max_bs * max_context_len
-    item = 8 if backend == "triton" else 4  # bytes of an index
-    guard = GUARDS[backend]
-    fits = "" if used <= wide else f": {used} needed, even a right row has {wide}"
+    backend: str
+    path: str
+    topk: int
+    num_steps: int
+    page_size: int
+    max_bs: int
+    max_context_len: int
+    seq_lens: Sequence[int]
+
+    @property
+    def used(self) -> int:
+        return self.topk * (sum(self.seq_lens) + len(self.seq_lens) * self.num_steps)
+
+    @property
+    def wide(self) -> int:
+        return (self.max_bs if self.path == "cuda_graph" else len(self.seq_lens)) * self.topk * self.max_context_len
+
+    @property
+    def narrow(self) -> int:
+        return self.max_bs * self.max_context_len
+
+    def zone_bytes(self, stray: int) -> int:
+        """A red zone that holds all stray elements and shows that nothing came behind them."""
+        return stray * (8 if self.backend == "triton" else 4) + ZONE_MARGIN_BYTES
+
+    def __str__(self) -> str:
+        lens = self.seq_lens
+        shown = "+".join(map(str, lens)) if len(lens) <= 4 else f"{len(lens)}x{min(lens)}..{max(lens)}"
+        sizes = f"topk{self.topk}-steps{self.num_steps}-page{self.page_size}-bs{self.max_bs}-ctx{self.max_context_len}"
+        return f"{self.backend}-{self.path}-{sizes}-lens{shown or 'none'}"
+
+
+def case(fix: str, *, detector: str | None = None, **options: Any) -> Case:
+    """The case of one shape; ``options`` as in OPTIONS. Raises UsageError where the shape makes no batch."""
+    build = _builder(fix)
+    shape = _shape(fix, options)
+    # rows this wide are gigabytes: a guard page's memory is only as large as what is touched
+    detector = detector or ("guard-page" if fix in DEFAULTS else "red-zone")
+    if detector not in ("red-zone", "guard-page"):
+        raise UsageError(f"detector {detector!r}: must be red-zone or guard-page here")
+    if shape.wide >= INT32_LIMIT and fix != INT32_GUARD:
+        raise UsageError(
+            f"a row of {shape.wide} elements is refused by {INT32_GUARD} before {fix} matters; make the shape smaller"
+        )
+    name = str(shape) if detector == "red-zone" else f"{shape}-{detector}"
     common: dict[str, Any] = {
-        "id": _name(backend, path, topk, num_steps, page_size, max_bs, max_context_len, seq_lens, detector),
-        "entry": f"{__name__}:run",
-        "backend": backend,
+        "id": name,
+        "entry": f"{__name__}_{{target}}:run",
+        "params": {**vars(shape), "seq_lens": list(shape.seq_lens)},
+        "backend": shape.backend,
         "detector": detector,
-        "cuda_packages": ("flashinfer",) if backend.startswith("flashinfer") else (),
-        "params": {
-            "backend": backend, "path": path, "topk": topk, "num_steps": num_steps, "page_size": page_size,
-            "max_bs": max_bs, "max_context_len": max_context_len, "seq_lens": list(seq_lens),
-        },
-    }  # fmt: skip
-    on = "clean" if used <= wide else "guarded"
-    outside = "overflow" if detector == "red-zone" else "crashed"
-    fault = {} if detector == "red-zone" else {"reason": {frozenset({fix, guard}): FAULT, frozenset({fix}): FAULT if fix == guard else "row too small"}}
+        "cuda_packages": ("flashinfer",) if shape.backend.startswith("flashinfer") else (),
+    }
+    return Case(**common, **build(fix, shape, detector))
 
+
+def _builder(fix: str) -> Callable[[str, Shape, str], dict[str, Any]]:
     if fix in SIZE_FIXES:
-        over = max(0, used - narrow)
-        return Case(
-            **common,
-            on=on,
-            tells=over > 0 and on == "clean",
-            why=(
-                f"{used} of {narrow} elements fit without the topk factor, too"
-                + (", which is 1 here" if topk == 1 else "")
-                if not over
-                else f"the guard stands on both sides{fits}"
-            ),
-            stray=Stray("after", over) if over else None,
-            expect={frozenset({fix, guard}): outside if over else "clean"} if over or on == "clean" else {},
-            zone_bytes=over * item + ZONE_MARGIN_BYTES,
-            **fault,
-        )
-    if fix in GUARDS.values():
-        over = max(0, used - wide)
-        return Case(
-            **common,
-            on=on,
-            tells=over > 0,
-            why=f"{used} of {wide} elements fit, and a guard must let that through",
-            stray=Stray("after", over) if over else None,
-            expect={frozenset({fix}): outside} if over else {},
-            zone_bytes=over * item + ZONE_MARGIN_BYTES,
-            **fault,
-        )
-    if fix == "own:int32-rows":
-        wraps = (num_steps - 1) * wide >= INT32_LIMIT
-        last = f"the last row starts at element {(num_steps - 1) * wide} of an int32 offset's {INT32_LIMIT}"
-        return Case(**common, on=on, tells=wraps, why=last)
-    if fix == "27486:int32-guard":
-        refused = wide >= INT32_LIMIT
-        # The row offset is 64-bit by own:int32-rows, so what a row this wide still breaks is kv_indptr, once it is used.
-        wrong = {frozenset({fix}): "wrong"} if used >= INT32_LIMIT else {}
-        return Case(
-            **common,
-            on="guarded" if refused else on,
-            tells=refused,
-            why=f"a row of {wide} elements is within int32, and a guard must let that through",
-            expect=wrong,
-            reason={key: "kv_indptr" for key in wrong},
-        )
-    raise UsageError(f"{fix} is not about draft kv_indices; this scenario shows {', '.join([*BACKEND_OF, 'own:int32-rows', '27486:int32-guard'])}")
+        return _size_case
+    if fix in BACKEND_OF:
+        return _guard_case
+    if fix in (INT32_ROWS, INT32_GUARD):
+        return _rows_case if fix == INT32_ROWS else _width_case
+    known = ", ".join([*BACKEND_OF, INT32_ROWS, INT32_GUARD])
+    raise UsageError(f"{fix} is not about draft kv_indices; this scenario shows {known}")
 
 
-def _validate(
-    fix: str, backend: str, path: str, topk: int, num_seqs: int, num_steps: int, max_bs: int, max_context_len: int,
-    seq_lens: Sequence[int], page_size: int,
-) -> None:  # fmt: skip
-    for name, value in {"topk": topk, "num_steps": num_steps, "max_bs": max_bs, "max_context_len": max_context_len, "page_size": page_size}.items():
-        if value < 1:
+def _size_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
+    over = max(0, shape.used - shape.narrow)
+    both = frozenset({fix, GUARDS[shape.backend]})
+    on = "clean" if shape.used <= shape.wide else "guarded"
+    if not over:
+        why = f"{shape.used} of {shape.narrow} elements fit without the topk factor, too"
+        why += ", which is 1 here" if shape.topk == 1 else ""
+        return {"on": on, "tells": False, "why": why, "zone_bytes": ZONE_MARGIN_BYTES}
+    return {
+        "on": on,
+        "tells": on == "clean",
+        "why": f"{shape.used} elements are needed, even a right row has {shape.wide}: the guard fires either way",
+        "stray": Stray("after", over),
+        "expect": {both: _outside(detector)},
+        "reason": {both: FAULT} if detector == "guard-page" else {},
+        "zone_bytes": shape.zone_bytes(over),
+    }
+
+
+def _guard_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
+    over = max(0, shape.used - shape.wide)
+    if not over:
+        why = f"{shape.used} of {shape.wide} elements fit, and a guard must let that through"
+        return {"tells": False, "why": why, "zone_bytes": ZONE_MARGIN_BYTES}
+    out = frozenset({fix})
+    return {
+        "on": "guarded",
+        "stray": Stray("after", over),
+        "expect": {out: _outside(detector)},
+        "reason": {out: FAULT} if detector == "guard-page" else {},
+        "zone_bytes": shape.zone_bytes(over),
+    }
+
+
+def _rows_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
+    last = (shape.num_steps - 1) * shape.wide
+    why = f"the last row starts at element {last}, which an int32 offset (limit {INT32_LIMIT}) reaches"
+    return {"on": "clean" if shape.used <= shape.wide else "guarded", "tells": last >= INT32_LIMIT, "why": why}
+
+
+def _width_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
+    refused = shape.wide >= INT32_LIMIT
+    fits = shape.used <= shape.wide
+    # The row offset is 64-bit by own:int32-rows, so what a row this wide still breaks is kv_indptr, once it is used.
+    wraps = {frozenset({fix}): "wrong"} if refused and fits and shape.used >= INT32_LIMIT else {}
+    return {
+        "on": "clean" if fits and not refused else "guarded",
+        "tells": refused and fits,
+        "why": f"a row of {shape.wide} elements is within int32, and a guard must let that through"
+        if fits
+        else "the batch does not fit its row, and the capacity check refuses it either way",
+        "expect": wraps,
+        "reason": {key: "kv_indptr" for key in wraps},
+    }
+
+
+def _outside(detector: str) -> str:
+    return "overflow" if detector == "red-zone" else "crashed"
+
+
+def _shape(fix: str, typed: dict[str, Any]) -> Shape:
+    if unknown := set(typed) - set(OPTIONS):
+        raise UsageError(f"{sorted(unknown)[0]}: no option of a draft case, which takes {', '.join(OPTIONS)}")
+    given = {**SMALL, **({} if typed else DEFAULTS.get(fix, {})), **typed}
+    backend = given.get("backend") or BACKEND_OF.get(fix, "flashinfer")
+    path = given.get("path") or ("eager" if fix in GUARDS.values() else "cuda_graph")
+    num_seqs, context = given.get("num_seqs"), given["max_context_len"]
+    seq_lens = given.get("seq_lens")
+    if seq_lens is None:
+        full = context if fix in GUARDS.values() else max(0, context - given["num_steps"])
+        seq_lens = [full] * (num_seqs if num_seqs is not None else given.get("max_bs") or 1)
+    max_bs = given.get("max_bs", max(len(seq_lens), 1))
+    shape = Shape(
+        backend, path, given["topk"], given["num_steps"], given.get("page_size", 1), max_bs, context, seq_lens
+    )
+    _validate(fix, shape, len(seq_lens) if num_seqs is None else num_seqs)
+    return shape
+
+
+def _validate(fix: str, shape: Shape, num_seqs: int) -> None:
+    for name in ("topk", "num_steps", "page_size", "max_bs", "max_context_len"):
+        if (value := getattr(shape, name)) < 1:
             raise UsageError(f"{name} {value}: must be at least 1")
-    if backend not in GUARDS or backend != BACKEND_OF.get(fix, backend):
-        raise UsageError(f"backend {backend!r}: {fix} is about {BACKEND_OF.get(fix, ', '.join(GUARDS))}")
-    if path not in PATHS or (fix in SIZE_FIXES and path != "cuda_graph"):
-        raise UsageError(f"path {path!r}: {'must be cuda_graph, which the fix sizes' if fix in SIZE_FIXES else 'must be eager or cuda_graph'}")
-    if num_seqs != len(seq_lens):
-        raise UsageError(f"num_seqs {num_seqs}, but {len(seq_lens)} seq_lens: one length a request")
-    if num_seqs > max_bs:
-        raise UsageError(f"{num_seqs} requests, but max_bs {max_bs}: a batch holds at most max_bs requests")
-    for seq_len in seq_lens:
-        if not 0 <= seq_len <= max_context_len:
-            raise UsageError(f"seq_len {seq_len}: must be 0 to max_context_len ({max_context_len})")
-
-
-def _name(
-    backend: str, path: str, topk: int, num_steps: int, page_size: int, max_bs: int, max_context_len: int,
-    seq_lens: Sequence[int], detector: str,
-) -> str:  # fmt: skip
-    lens = "+".join(map(str, seq_lens)) if len(seq_lens) <= 4 else f"{len(seq_lens)}x{min(seq_lens)}..{max(seq_lens)}"
-    name = f"{backend}-{path}-topk{topk}-steps{num_steps}-page{page_size}-bs{max_bs}-ctx{max_context_len}-lens{lens or 'none'}"
-    return name if detector == "red-zone" else f"{name}-{detector}"
-
-
-def run(params: dict[str, Any], device: str) -> dict[str, Any]:
-    """A leg: allocate, fill, compare ``kv_indptr`` and ``kv_indices`` with the reference, attend, compare again."""
-    from regressions.scenarios import draft_run
-
-    return draft_run.run(params, device)
+    if shape.backend not in GUARDS or shape.backend != BACKEND_OF.get(fix, shape.backend):
+        raise UsageError(f"backend {shape.backend!r}: {fix} is about {BACKEND_OF.get(fix, ', '.join(GUARDS))}")
+    if shape.path not in PATHS:
+        raise UsageError(f"path {shape.path!r}: must be eager or cuda_graph")
+    if fix in SIZE_FIXES and shape.path != "cuda_graph":
+        raise UsageError(f"path {shape.path!r}: {fix} sizes the buffer of CUDA graphs, so it must be cuda_graph")
+    if num_seqs != len(shape.seq_lens):
+        raise UsageError(f"num_seqs {num_seqs}, but {len(shape.seq_lens)} seq_lens: one length a request")
+    if num_seqs > shape.max_bs:
+        raise UsageError(f"{num_seqs} requests, but max_bs {shape.max_bs}: a batch holds at most max_bs requests")
+    for seq_len in shape.seq_lens:
+        if not 0 <= seq_len <= shape.max_context_len:
+            raise UsageError(f"seq_len {seq_len}: must be 0 to max_context_len ({shape.max_context_len})")

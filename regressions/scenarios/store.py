@@ -34,7 +34,9 @@ def case(
         raise UsageError(f"path {path!r}: must be {' or '.join(PATHS)}")
     if num_slots < 1 or page_size < 1 or row_bytes < 1:
         raise UsageError("num_slots, page_size and row_bytes must be at least 1")
-    if index_bytes not in (4, 8) or any(not -(2 ** (8 * index_bytes - 1)) <= slot < 2 ** (8 * index_bytes - 1) for slot in slots):
+    if index_bytes not in (4, 8) or any(
+        not -(2 ** (8 * index_bytes - 1)) <= slot < 2 ** (8 * index_bytes - 1) for slot in slots
+    ):
         raise UsageError(f"slots {list(slots)} must be integers of index_bytes (4 or 8) bytes each, not {index_bytes}")
     limit = num_slots + page_size
     bad = [slot for slot in slots if not 0 <= slot < limit]
@@ -42,8 +44,8 @@ def case(
     crashes = detector == "guard-page" or reach >= FAR_BYTES
     if NEAR_BYTES < reach < FAR_BYTES and detector == "red-zone":
         raise UsageError(
-            f"a slot lies {reach} bytes outside: more than a red zone ({NEAR_BYTES}) holds, too near to be surely unmapped; "
-            "use --detector guard-page"
+            f"a slot lies {reach} bytes outside: more than a red zone ({NEAR_BYTES}) holds, too near to be surely "
+            "unmapped; use --detector guard-page"
         )
     refused = row_bytes % 4 != 0
     kept = {"slots": list(slots), "row_bytes": row_bytes, "num_slots": num_slots, "page_size": page_size}
@@ -51,15 +53,19 @@ def case(
     sides = {"before" if slot < 0 else "after" for slot in bad}
     return Case(
         id=_name(kept, detector),
-        entry="regressions.scenarios.store_run:run",
+        entry=f"{__name__}_{{target}}:run",
         params=kept,
         backend=path,
         on="error" if refused else "guarded" if bad else "clean",
         reason={frozenset(): "must be a multiple of 4"} if refused else {},
         reaches=not refused and bool(slots),
         tells=bool(bad) and not refused,
-        why=f"a row of {row_bytes} bytes is refused before any slot is looked at" if refused else "all slots are in bounds, and a guard must let them through",
-        stray=Stray("/".join(sorted(sides)), 2 * len(set(bad)) * (row_bytes // 4)) if bad and not crashes and not refused else None,
+        why=f"a row of {row_bytes} bytes is refused before any slot is looked at"
+        if refused
+        else "all slots are in bounds, and a guard must let them through",
+        stray=Stray("/".join(sorted(sides)), 2 * len(set(bad)) * (row_bytes // 4))
+        if bad and not crashes and not refused
+        else None,
         expect={frozenset({fix}): "crashed"} if bad and crashes else {},
         detector=detector,
         zone_bytes=reach + row_bytes if not crashes and bad else 1 << 12,

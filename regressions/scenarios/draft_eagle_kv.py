@@ -49,6 +49,7 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
         _check_indices(backend, batch, req_to_token, config)
         outputs = replay()
     attention.check(outputs, _reference_indices(batch, req_to_token, config), batch)
+    assert backend.kv_indices is not None
     return {"row": backend.kv_indices.shape[1], "rows": config.num_steps, "attended_steps": len(outputs)}
 
 
@@ -57,7 +58,9 @@ def _capture(backend: Any, attention: _Attention, batch: DraftBatch, rows: list[
     if device != "cuda" or not attention.steps:
         return lambda: attention.run(backend)
     # captured with empty prefixes: a graph whose lengths were baked in would show as wrong values
-    backend.init_forward_metadata_replay(DraftBatch.of([0] * batch.num_seqs, backend.topk, req_pool_indices=rows, device=device))
+    backend.init_forward_metadata_replay(
+        DraftBatch.of([0] * batch.num_seqs, backend.topk, req_pool_indices=rows, device=device)
+    )
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -96,7 +99,9 @@ def _same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
         raise WrongValues(f"{name}: {len(got)} elements where {len(want)} are needed")
     if len(different := (got != want).nonzero()):
         at = int(different[0])
-        raise WrongValues(f"{name}[{at}]: {int(got[at])}, reference {int(want[at])}; {len(different)} of {len(want)} differ")
+        raise WrongValues(
+            f"{name}[{at}]: {int(got[at])}, reference {int(want[at])}; {len(different)} of {len(want)} differ"
+        )
 
 
 class _Attention:
@@ -106,7 +111,9 @@ class _Attention:
         self.mla = backend == "flashinfer_mla"
         # aiter's attention needs ROCm: its sizing and metadata are what is tried here
         self.steps = 0 if backend == "aiter" or not num_branches else config.num_steps - 1
-        self.config, self.q, self.kv = config, [], ()
+        self.config = config
+        self.q: list[Any] = []
+        self.kv: Any = ()
         if not self.steps:
             return
         generator = torch.Generator(config.device).manual_seed(11)
@@ -134,11 +141,16 @@ class _Attention:
         absolute, relative = TOLERANCE[self.config.dtype]
         for step, got in enumerate(outputs):
             listed = indices[step].to(self.config.device)
+            kv, where = self.kv, (indptr[step], listed)
             if self.mla:
                 scale = (self.config.head_dim + self.config.head_dim_kpe) ** -0.5
-                want = reference.paged_decode_mla(*self.q[step], *self.kv, indptr[step], listed, scale)
+                q_nope, q_pe = self.q[step]
+                want = reference.paged_decode_mla(q_nope, q_pe, kv[0], kv[1], *where, scale)
             else:
-                want = reference.paged_decode_attention(self.q[step], *self.kv, indptr[step], listed, self.config.head_dim**-0.5)
+                scale = self.config.head_dim**-0.5
+                want = reference.paged_decode_attention(self.q[step], kv[0], kv[1], *where, scale)
             if not torch.allclose(got.float(), want.float(), atol=absolute, rtol=relative):
                 worst = (got.float() - want.float()).abs().max().item()
-                raise WrongValues(f"attention of step {step}: off by up to {worst:.3g}, tolerance {absolute:g} + {relative:g} * |reference|")
+                raise WrongValues(
+                    f"attention of step {step}: off by up to {worst:.3g}, tolerance {absolute:g} + {relative:g} of it"
+                )

@@ -25,7 +25,9 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
         pool.set_kv_buffer(indices, k.unflatten(1, (1, elements)), v.unflatten(1, (1, elements)))
     else:
         rows = params["num_slots"] + params["page_size"]
-        caches = tuple(torch.zeros((rows, elements), dtype=dtype, device=device) for _ in "kv")
+        k_cache = torch.zeros((rows, elements), dtype=dtype, device=device)
+        v_cache = torch.zeros((rows, elements), dtype=dtype, device=device)
+        caches = k_cache, v_cache
         store_cache(k, v, *caches, indices)
     for name, cache, source in zip(("k_cache", "v_cache"), caches, (k, v), strict=True):
         _check(name, cache.cpu(), source.cpu(), params["slots"])
@@ -36,7 +38,9 @@ def _rows(count: int, elements: int, dtype: torch.dtype, device: str, strided: b
     """Random rows; strided: a slice of wider ones, as K and V are slices of a fused QKV projection."""
     generator = torch.Generator().manual_seed(seed)
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    wide = torch.randint(low, high, (count, 3 * elements if strided else elements), generator=generator, dtype=dtype).to(device)
+    wide = torch.randint(
+        low, high, (count, 3 * elements if strided else elements), generator=generator, dtype=dtype
+    ).to(device)
     return wide[:, elements : 2 * elements] if strided else wide
 
 
