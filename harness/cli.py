@@ -154,6 +154,8 @@ def run(
     if json_out != "-":
         console = _console()
         console.print(report.table(records))
+        for line in report.not_proved(records):
+            console.print(line, markup=False, soft_wrap=True)
         console.print(report.summary_line(records))
     code = report.exit_code(records)
     if ended.returncode not in (0, 1) or (ended.returncode == 1 and code == 0):

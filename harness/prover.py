@@ -74,7 +74,7 @@ class Prover:
         self.source_roots = [root / "kernels"]
         self._path = [str(root), str(root / "kernels")]
         self.sandbox = sandbox or Sandbox(device)
-        self._overlays: dict[tuple[str, ...], tuple[list[str], list[Target]]] = {}
+        self._overlays: dict[tuple[str, ...], Path | None] = {}
         self._guards = [fix.guard for fix in catalogue.fixes if fix.guard]
 
     @cached_property
@@ -99,12 +99,12 @@ class Prover:
         expected = tuple(self._expected(fix, case, out) for out in fix.legs_out_ids)
         if missing := self._missing(case):
             return self._result(fix_id, case, Verdict("skipped", missing, fix_id))
-        selections = [self.session, *(self._with_session(out) for out in fix.legs_out_ids)]
+        selections = [(), *fix.legs_out_ids]
         try:
-            for reverted in selections:
-                self._overlay(reverted)
+            for out in selections:
+                self._overlay(self._with_session(out))
             _ = self.environment
-            legs = tuple(self._leg(case, reverted) for reverted in selections)
+            legs = tuple(self._leg(case, out) for out in selections)
         except RottedError as error:
             return self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id))
         except InfraError as error:
@@ -133,32 +133,31 @@ class Prover:
                 return f"needs the package {package}, which {sys.executable} does not have (pip install '.[gpu]')"
         return None
 
-    def _overlay(self, reverted: tuple[str, ...]) -> tuple[list[str], list[Target]]:
-        """The import path in front of a leg and the places whose entry proves that it was used."""
+    def _overlay(self, reverted: tuple[str, ...]) -> Path | None:
         if reverted not in self._overlays:
-            plan = self.edits(reverted)
-            tree = overlay.build(plan)
-            path = [str(tree), *self._path] if tree else self._path
-            targets = [target for fix in reverted for target in self._targets(fix, tree)] if tree else []
-            self._overlays[reverted] = path, targets
+            self._overlays[reverted] = overlay.build(self.edits(reverted))
         return self._overlays[reverted]
 
-    def _targets(self, fix: str, tree: Path) -> list[Target]:
-        places = []
-        for reversal in self.catalogue.fix(fix).reversals_for(self.target):
+    def _targets(self, out: Sequence[str], tree: Path | None) -> list[Target]:
+        """The places whose entry proves that a leg ran what these fixes changed."""
+        targets = []
+        for reversal in self.catalogue.reversals(out, self.target) if tree else ():
             place = locate(reversal.target, self.source_roots)
-            file = str(tree / place.relpath)
-            places.append(Target(reversal.target, file, place.module or None, place.qualname, reversal.entered_by))
-        return places
+            file = str(tree / place.relpath) if tree else ""
+            targets.append(Target(reversal.target, file, place.module or None, place.qualname, reversal.entered_by))
+        return targets
 
-    def _leg(self, case: Case, reverted: tuple[str, ...]) -> Leg:
-        path, targets = self._overlay(reverted)
+    def _leg(self, case: Case, out: tuple[str, ...]) -> Leg:
+        reverted = self._with_session(out)
+        tree = self._overlay(reverted)
+        # what a session takes out need not concern this case: only the leg's own fixes must be reached
+        targets = self._targets(out, tree)
         ending = self.sandbox.run(
             Request(
                 entry=case.entry.replace("{target}", self.target),
                 params=case.params,
                 device=self.device,
-                path=path,
+                path=[str(tree), *self._path] if tree else self._path,
                 targets=targets,
                 detector=case.detector,
                 zone_bytes=case.zone_bytes,

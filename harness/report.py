@@ -106,11 +106,22 @@ def table(records: list[dict[str, Any]]) -> Table:
     for row in records:
         groups.setdefault((row["fix"], row["backend"]), []).append(row)
     for (fix, backend), rows in sorted(groups.items()):
-        verdicts = ", ".join(f"[{STYLE.get(kind, 'red')}]{n} {kind}[/]" for kind, n in counts(rows).items())
         on = Counter(row["legs"][0]["outcome"] for row in rows if row["legs"])
         off = Counter(" > ".join(leg["outcome"] for leg in row["legs"][1:]) for row in rows if row["legs"])
-        out.add_row(fix, backend, str(len(rows)), _tally(on), _tally(off), verdicts)
+        out.add_row(fix, backend, str(len(rows)), _tally(on), _tally(off), _verdicts(rows))
     return out
+
+
+def _verdicts(rows: list[dict[str, Any]]) -> str:
+    said = [f"[{STYLE.get(kind, 'red')}]{n} {kind}[/]" for kind, n in counts(rows).items()]
+    blind = sum(row["verdict"] == "proved" and not row["tells"] for row in rows)
+    return ", ".join(said) + (f"\n({blind} on inputs that cannot tell)" if blind else "")
+
+
+def not_proved(records: list[dict[str, Any]]) -> list[str]:
+    """One line a case that is not proved: verdict, fix, case, reason."""
+    rows = [row for row in records if row["verdict"] != "proved"]
+    return [f"{row['verdict']}: {row['blames']} on {row['case']}: {row['reason']}" for row in rows]
 
 
 def _tally(seen: Counter[str]) -> str:

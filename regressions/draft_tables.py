@@ -10,15 +10,15 @@ from regressions.tables import shapes
 
 SIZE_CPU = """
 topk num_steps page_size max_bs max_context_len seq_lens
-   2         2         1      1               8 3            # cases.md 1: needs 10, has 8 without topk
-   1         2         1      1               8 3            # cases.md 2: fits both ways
+   2         2         1      1               8 3            # needs 10, has 8 without topk
+   1         2         1      1               8 3            # fits both ways
    1         3         4      2              16 9,4
    2         1         1      1               8 5            # one step, no attention: 12 of 8
    2         2         1      2               8 -            # empty batch
    2         3         1      2              16 0,13         # a request without a prefix
    2         2         1      2               8 3,3          # 20 of 16
    2         2         1      4               8 2,6,4        # three requests: not a power of two
-   2         3         4      1              16 6            # cases.md 7: pages a branch
+   2         3         4      1              16 6            # pages a branch
    2         3         4      2              16 10,7
    4         3         4      2              16 5,9
    4         2         1      3              16 12,1,14
@@ -34,8 +34,8 @@ topk num_steps page_size max_bs max_context_len seq_lens
 
 GUARD_CPU = """
 topk num_steps page_size max_bs max_context_len seq_lens
-   2         3         1      1               8 5            # cases.md 4: 16 of 16
-   2         3         1      1               8 6            # cases.md 4: 18 of 16
+   2         3         1      1               8 5            # 16 of 16
+   2         3         1      1               8 6            # 18 of 16
    1         2         1      1               8 6            # 8 of 8
    1         2         1      1               8 7            # 9 of 8: topk 1 meets the context wall, too
    4         3         4      2              16 16,16        # 152 of 128
@@ -49,7 +49,7 @@ BIG = [(8, 8, 4096), (64, 8, 8192), (16, 16, 4096)]  # max_bs, topk, max_context
 
 def size_cuda() -> str:
     """Real sizes: topk x requests x steps x page size, ragged, full and on the boundary."""
-    rows = ["topk num_steps page_size max_bs max_context_len seq_lens", "8 5 1 8 4096 7x1500  # cases.md 3"]
+    rows = ["topk num_steps page_size max_bs max_context_len seq_lens", "8 5 1 8 4096 7x1500"]
     for topk, steps, page in (
         (1, 5, 1),
         (2, 1, 1),

@@ -17,19 +17,19 @@ from regressions.tables import shapes
 INT32, SLOT, TOKENS = "27486:int32-guard", "27486:slot-assert", "27486:draft-tokens-assert"
 
 WIDTHS = """
-topk num_steps max_bs max_context_len seq_lens path
-   8         2      4        67108864 5,3      cuda_graph   # cases.md 6: 2**31 exactly
-   8         2      4        67108864 1,9,2,7  eager
-   1         2      1      2147483647 5        cuda_graph   # cases.md 6: 2**31 - 1 is within int32
-   1         2      1      2147483647 5        eager
+backend    path       topk num_steps max_bs max_context_len seq_lens
+aiter      cuda_graph    8         2      4        67108864 5,3        # 2**31 exactly
+flashinfer eager         8         2      4        67108864 1,9,2,7
+aiter      cuda_graph    1         2      1      2147483647 5          # 2**31 - 1 is within int32
+flashinfer eager         1         2      1      2147483647 5
 """
 
 SLOTS = """
 slots              row_bytes index_bytes strided path
-0,7                      256           8       0 store_cache   # cases.md 11: padding slot and the last one
-3,3,5                    256           8       0 store_cache   # cases.md 11: a slot twice
--                        256           8       0 store_cache   # cases.md 14: zero rows
-0,7,2                      4           8       0 store_cache   # cases.md 13: every kind of row
+0,7                      256           8       0 store_cache   # padding slot and the last one
+3,3,5                    256           8       0 store_cache   # a slot twice
+-                        256           8       0 store_cache   # zero rows
+0,7,2                      4           8       0 store_cache   # every kind of row
 1,4                        8           4       0 store_cache
 6,0                       12           8       1 store_cache
 7,1                      256           4       1 store_cache
@@ -37,21 +37,21 @@ slots              row_bytes index_bytes strided path
 5,0                     1024           4       0 pool
 7,3                     2048           8       1 pool
 1,7                     4096           8       0 pool
-1                          6           8       0 store_cache   # cases.md 13: not a multiple of 4, refused
--1                       256           8       0 store_cache   # cases.md 10: the row before the cache
-8                        256           8       0 store_cache   # cases.md 10: size_limit
-9                        256           8       0 store_cache   # cases.md 10: size_limit + 1
+1                          6           8       0 store_cache   # not a multiple of 4, refused
+-1                       256           8       0 store_cache   # the row before the cache
+8                        256           8       0 store_cache   # size_limit
+9                        256           8       0 store_cache   # size_limit + 1
 2,8,5                   2048           4       1 pool
 8                         12           4       0 store_cache
 -1                      4096           8       0 pool
-2^31                     256           8       0 store_cache   # cases.md 10: far
+2^31                     256           8       0 store_cache   # far
 2^40                     256           8       0 store_cache
 """
 
 CONFIGS = """
 num_steps num_draft_tokens num_seqs
-        3                4        2   # cases.md 15
-        3                8        2   # cases.md 15
+        3                4        2
+        3                8        2
         1                2        1
         5                5        3
 """

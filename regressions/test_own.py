@@ -15,11 +15,11 @@ from regressions.tables import shapes
 ROWS, TRITON, AITER = "own:int32-rows", "own:triton-capacity-assert", "own:aiter-capacity-assert"
 
 WIDE_ROWS = """
-topk num_steps max_bs max_context_len seq_lens path
-   2         5      2       150000000 100,100  cuda_graph   # cases.md 5: rows of 600 million; step 4 wraps
-   2         5      2       150000000 100,100  eager
-   2         4      2       150000000 100,100  cuda_graph   # one step less: the last row starts at 1.8e9
-   1         3      1      1073741824 7        cuda_graph   # row 2 starts at 2**31 exactly
+backend    path       topk num_steps max_bs max_context_len seq_lens
+flashinfer eager         2         5      2       150000000 100,100    # rows of 600 million: step 4 wraps
+aiter      cuda_graph    2         5      2       150000000 100,100
+flashinfer eager         2         4      2       150000000 100,100    # one step less: the last row starts at 1.8e9
+aiter      cuda_graph    1         3      1      1073741824 7          # row 2 starts at 2**31 exactly
 """
 
 

@@ -41,7 +41,7 @@ OPTIONS = (
 SMALL: dict[str, Any] = {"topk": 2, "num_steps": 2, "max_context_len": 8}
 DEFAULTS: dict[str, dict[str, Any]] = {
     INT32_ROWS: {"topk": 2, "num_steps": 5, "max_bs": 2, "max_context_len": 150_000_000, "seq_lens": [100, 100]},
-    INT32_GUARD: {"topk": 8, "num_steps": 2, "max_bs": 4, "max_context_len": 1 << 26, "seq_lens": [5, 3]},
+    INT32_GUARD: {"topk": 8, "num_steps": 2, "max_bs": 4, "max_context_len": 1 << 26, "seq_lens": [5, 3, 9, 1]},
 }
 
 
@@ -181,7 +181,7 @@ def _shape(fix: str, typed: dict[str, Any]) -> Shape:
         raise UsageError(f"{sorted(unknown)[0]}: no option of a draft case, which takes {', '.join(OPTIONS)}")
     given = {**SMALL, **({} if typed else DEFAULTS.get(fix, {})), **typed}
     backend = given.get("backend") or BACKEND_OF.get(fix, "flashinfer")
-    path = given.get("path") or ("eager" if fix in GUARDS.values() else "cuda_graph")
+    path = given.get("path") or ("cuda_graph" if fix in SIZE_FIXES else "eager")
     num_seqs, context = given.get("num_seqs"), given["max_context_len"]
     seq_lens = given.get("seq_lens")
     if seq_lens is None:
