@@ -4,9 +4,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # Without a GPU the versions are pinned to CPU builds; with one, pip keeps the torch that fits its driver.
+comma   := ,
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 SETUP   := $(if $(filter-out 0,$(HAS_GPU)),'.[dev$(comma)gpu]',-c constraints-cpu.txt '.[dev]')
-comma   := ,
 BIN     := $(VENV)/bin
 JOBS    ?= auto
 
