@@ -44,22 +44,26 @@ JsonOut = Annotated[str | None, typer.Option("--json", metavar="F", help="write 
 def main() -> None:
     """Run the command line; every error that we know is one line on stderr and its exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # outside of its standalone mode, typer returns an Exit's code
+        sys.stdout.flush()
+        sys.exit(code or 0)
     except UnfixError as error:
         print(f"unfix: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("unfix: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of stdout has gone (`unfix list | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        print(f"unfix: {error}", file=sys.stderr)
+        os._exit(4)  # an ordinary exit would try to flush the same output again
     except Exception as error:
         if (show := getattr(error, "format_message", None)) is None:
             raise
-        print(f"unfix: {show()} (see unfix --help)", file=sys.stderr)
+        if text := show():
+            print(f"unfix: {text} (see unfix --help)", file=sys.stderr)
         sys.exit(2)
 
 

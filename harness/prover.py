@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,9 @@ class Prover:
     def prove(self, fix_id: str, case: Case) -> Result:
         """Run every leg of a case and judge it. Never raises for what the code under test does."""
         fix = self.catalogue.fix(fix_id)
+        if case.on == "guarded" and case.tells and fix.guard:
+            # with the fix in, it must be this very guard that stopped it, and not another one
+            case = replace(case, reason={frozenset(): fix.guard, **case.reason})
         expected = tuple(self._expected(fix, case, out) for out in fix.legs_out_ids)
         if missing := self._missing(case):
             return self._result(fix_id, case, Verdict("skipped", missing, fix_id))

@@ -119,9 +119,15 @@ def _verdicts(rows: list[dict[str, Any]]) -> str:
 
 
 def not_proved(records: list[dict[str, Any]]) -> list[str]:
-    """One line a case that is not proved: verdict, fix, case, reason."""
-    rows = [row for row in records if row["verdict"] != "proved"]
-    return [f"{row['verdict']}: {row['blames']} on {row['case']}: {row['reason']}" for row in rows]
+    """Why cases are not proved: verdict, fix, case, reason; cases that share a reason share a line."""
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for row in records:
+        if row["verdict"] != "proved":
+            cases.setdefault((row["verdict"], row["blames"], row["reason"]), []).append(row["case"])
+    return [
+        f"{verdict}: {fix} on {names[0] if len(names) == 1 else f'{len(names)} cases'}: {reason}"
+        for (verdict, fix, reason), names in cases.items()
+    ]
 
 
 def _tally(seen: Counter[str]) -> str:
@@ -146,7 +152,7 @@ def explain(result: Result) -> str:
             lines += [f"      {name}" for name in over["buffers"]]
         if leg.facts:
             lines.append("      " + ", ".join(f"{key} {value}" for key, value in leg.facts.items()))
-        if leg.outcome == "error" and want != "error" and leg.trace:
+        if leg.outcome == "error" and want != "error" and leg.trace and not leg.infra:
             lines += ["      " + line for line in leg.trace.splitlines()[-12:]]
     lines.append(f"  {result.verdict.kind}" + (f": {result.verdict.reason}" if result.verdict.reason else ""))
     if result.verdict.fix != result.fix:

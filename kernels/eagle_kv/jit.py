@@ -20,6 +20,10 @@ from typing import Any
 import torch
 
 
+class ToolchainError(RuntimeError):
+    """A compiler or build tool that is not on this machine."""
+
+
 def cache_root() -> Path:
     if named := os.environ.get("EAGLE_KV_CACHE"):
         return Path(named).expanduser().absolute()
@@ -29,8 +33,8 @@ def cache_root() -> Path:
 def load(source: Path, device: torch.device, caller: str) -> Any:
     """The tvm-ffi module of ``source`` for ``device`` ("cpu" or "cuda"), built first if no build of it is there.
 
-    Raises RuntimeError, in one line that starts with ``caller``, if a tool is missing; with the compiler's own output
-    if the source does not compile.
+    Raises ToolchainError, one line that starts with ``caller``, if a tool is missing; RuntimeError with the compiler's
+    own output if the source does not compile.
     """
     import tvm_ffi
 
@@ -82,12 +86,12 @@ class _Tools:
         cxx = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
         if cxx is None or shutil.which(cxx.split()[0]) is None:
             found = f"CXX={cxx} is not there" if cxx else "none on PATH"
-            raise RuntimeError(f"{caller} needs a C++ compiler (g++ or clang++; set CXX): {found}")
+            raise ToolchainError(f"{caller} needs a C++ compiler (g++ or clang++; set CXX): {found}")
         if shutil.which("ninja") is None:
             try:
                 import ninja
             except ImportError:
-                raise RuntimeError(f"{caller} needs ninja to build its kernel: pip install ninja") from None
+                raise ToolchainError(f"{caller} needs ninja to build its kernel: pip install ninja") from None
             path = f"{path}{os.pathsep}{ninja.BIN_DIR}"
         self.environment = {"CXX": cxx, "PATH": path}
         self.link_flags: list[str] = []
@@ -108,7 +112,7 @@ def _find_nvcc(caller: str) -> Path:
     candidates.append(Path("/usr/local/cuda/bin/nvcc"))
     compilers = [nvcc for nvcc in candidates if os.access(nvcc, os.X_OK)]
     if not compilers:
-        raise RuntimeError(f"{caller} on CUDA needs nvcc: none in $CUDA_HOME/bin, on PATH or in /usr/local/cuda/bin")
+        raise ToolchainError(f"{caller} on CUDA needs nvcc: none in $CUDA_HOME/bin, on PATH or in /usr/local/cuda/bin")
     # An nvcc on PATH may be a wrapper script outside its toolkit; tvm-ffi looks for the libraries from here.
     whole = (nvcc for nvcc in compilers if (nvcc.parent.parent / "include" / "cuda_runtime.h").exists())
     return next(whole, compilers[0])

@@ -34,7 +34,7 @@ def store_cache(
     A slot out of bounds fails an assert in the kernel, whose text names ``size_limit``: on a CPU it aborts the process,
     on CUDA it ends the context (``device-side assert triggered`` at the next synchronisation). It runs on the current
     stream and can be captured into a CUDA graph. Raises ValueError for shapes, dtypes, devices or strides other than
-    these, RuntimeError if the kernel cannot be built.
+    these, ToolchainError (a RuntimeError) if a build tool is missing.
     """
     limit = _checked_limit(k, v, k_cache, v_cache, indices, size_limit)
     if k.shape[0] == 0:
