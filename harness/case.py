@@ -39,4 +39,5 @@ class Case:
     detector: str = "red-zone"
     zone_bytes: int = 1 << 16
     needs_cuda: bool = False
+    cannot: Mapping[str, str] = field(default_factory=dict)  # "sglang", "sglang on cpu": why it can't run there
     cuda_packages: tuple[str, ...] = ()  # that a leg on a GPU imports

@@ -22,11 +22,11 @@ from rich.table import Table
 
 from harness import fixes, overlay, report, script, selection
 from harness.case import Case
+from harness.code_base import resolve
 from harness.device import resolve_device
 from harness.errors import InfraError, UnfixError, UsageError
 from harness.prover import Prover
 from harness.root import project_root
-from harness.sandbox import Sandbox
 
 app = typer.Typer(
     name="unfix",
@@ -38,6 +38,9 @@ app = typer.Typer(
 
 Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
+TargetName = Annotated[str, typer.Option(help="the code base under test: eagle_kv or sglang")]
+Release = Annotated[str | None, typer.Option(metavar="V", help="the release of SGLang, for --target sglang")]
+Source = Annotated[str | None, typer.Option(metavar="DIR", help="a checkout of SGLang, run in that environment")]
 JsonOut = Annotated[str | None, typer.Option("--json", metavar="F", help="write JSON to F ('-': stdout)")]
 
 
@@ -71,9 +74,27 @@ def _note(text: str) -> None:
     print(f"unfix: {text}", file=sys.stderr)
 
 
+def _reader_gone() -> None:
+    """`unfix list | head`: typer and rich would end with 1, which means a finding here."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit(0)
+
+
+def _say(text: str, end: str = "\n") -> None:
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        _reader_gone()
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        _reader_gone()
+
+
 def _console() -> Console:
     """Stdout; a file or a pipe gets lines as long as they need to be."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+    return _Console(highlight=False, width=None if sys.stdout.isatty() else 180)
 
 
 def catalogue() -> fixes.Catalogue:
@@ -117,7 +138,9 @@ def _fix_row(fix: fixes.Fix) -> dict[str, Any]:
 def run(
     sel: Annotated[list[str] | None, typer.Argument(metavar="[SEL…]", help="fixes to prove; all without")] = None,
     device: Device = "auto",
-    target: Annotated[str, typer.Option(help="the code base under test")] = "eagle_kv",
+    target: TargetName = "eagle_kv",
+    release: Release = None,
+    source: Source = None,
     jobs: Annotated[str, typer.Option("--jobs", "-n", help="parallel workers: a number, or auto")] = "auto",
     json_out: JsonOut = None,
     junit: Annotated[str | None, typer.Option(metavar="F", help="write JUnit XML to F")] = None,
@@ -131,17 +154,17 @@ def run(
     chosen = selection.parse(wanted, registered, source="SEL")
     if not chosen:
         raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
-    if target != "eagle_kv":
-        raise UsageError(f"--target {target}: only eagle_kv can be run so far")
     device = resolve_device(device)
-    with Sandbox(device) as sandbox:  # a machine that can't run legs is said once, here, and not by every case
-        _ = Prover(registered, device=device, root=root, sandbox=sandbox).environment
+    code_base = resolve(target, root, release, source)
+    with Prover(registered, device=device, root=root, target=code_base) as prover:
+        _ = prover.environment  # a machine that can't run legs is said once, here, and not by every case
     with tempfile.TemporaryDirectory(prefix="unfix-run-") as scratch:
         matrix_file = Path(scratch, "matrix.json")
         command = [
             sys.executable, "-m", "pytest", str(root / "regressions"),
             "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
             "-q", "-n", _workers(jobs, device), "--unfix-device", device, "--unfix-target", target,
+            *(["--unfix-release", release] if release else []), *(["--unfix-source", source] if source else []),
             "--unfix-select", ",".join(chosen), "--unfix-json", str(matrix_file),
         ]  # fmt: skip
         if junit:
@@ -181,6 +204,9 @@ def _workers(jobs: str, device: str) -> str:
 def repro(
     sel: Selection,
     device: Device = "auto",
+    target: TargetName = "eagle_kv",
+    release: Release = None,
+    source: Source = None,
     backend: Annotated[str | None, typer.Option(help="draft backend, where the fix leaves a choice")] = None,
     path: Annotated[str | None, typer.Option(help="eager or cuda_graph; store_cache or pool")] = None,
     topk: Annotated[int | None, typer.Option(help="branches a request")] = None,
@@ -207,7 +233,7 @@ def repro(
 
     Example: unfix repro 27338 --topk 8 --num-steps 5 --max-bs 8 --max-context-len 512 --seq-lens 187,187,187
     """
-    typed = {name: value for name, value in locals().items() if name not in ("sel", "device", "json_out", "script_out")}
+    typed = {name: value for name, value in locals().items() if name not in _NOT_OF_A_CASE}
     registered = catalogue()
     chosen = selection.parse(sel, registered, source="SEL")
     if not chosen:
@@ -217,20 +243,25 @@ def repro(
         _note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}")
     case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
     device = resolve_device(device)
-    prover = Prover(registered, device=device, root=project_root())
-    with prover.sandbox:
+    root = project_root()
+    with Prover(registered, device=device, root=root, target=resolve(target, root, release, source)) as prover:
         result = prover.prove(fix.id, case)
         environment = prover.environment if result.legs else {}
-    if script_out:
+    if script_out and not result.legs:
+        _note(f"no script was written: {result.verdict.kind}, so no leg ran")
+    elif script_out:
         script.write(Path(script_out), prover, result)
         _note(f"wrote {script_out}")
     if json_out:
-        _write_json(json_out, report.matrix({**environment, "target": prover.target}, [result.as_dict()], []))
+        _write_json(json_out, report.matrix(environment, [result.as_dict()], []))
     if json_out != "-":
-        print(report.explain(result))
+        _say(report.explain(result))
         if not case.tells:
-            print(f"  why: {case.why}")
+            _say(f"  why: {case.why}")
     raise typer.Exit(report.exit_code_of(result.verdict.kind))
+
+
+_NOT_OF_A_CASE = ("sel", "device", "target", "release", "source", "json_out", "script_out")
 
 
 def _build_case(fix: fixes.Fix, options: dict[str, Any]) -> Case:
@@ -264,13 +295,16 @@ def diff(sel: Selection, target: Annotated[str, typer.Option(help="the code base
     """
     registered = catalogue()
     chosen = selection.parse(sel, registered, source="SEL")
+    known = sorted({name for fix in registered for name in fix.code_bases})
+    if target not in known:
+        raise UsageError(f"--target {target}: no fix can be undone there, only in {', '.join(known)}")
     plan = overlay.plan(registered.reversals(chosen, target), [project_root() / "kernels"])
-    print(overlay.diff(plan), end="")
+    _say(overlay.diff(plan), end="")
 
 
 def _write_json(where: str, document: dict[str, Any]) -> None:
     if where == "-":
-        print(json.dumps(document, indent=1))
+        _say(json.dumps(document, indent=1))
     else:
         report.write_json(Path(where), document)
         _note(f"wrote {where}")

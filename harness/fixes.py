@@ -14,8 +14,16 @@ from pathlib import Path
 
 from harness.edits import Edit, Reversal
 from harness.errors import ToggleError, UsageError
-from harness.togglefile import FixEntry, Kind, LegEntry, schema, validate
+from harness.togglefile import FixEntry, FormEntry, FormsEntry, Kind, LegEntry, ReversalEntry, schema, validate
 from harness.yamlfile import Node, read
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way that a code base's sources read, and what turns them. `name` is "" for a plain list of reversals."""
+
+    name: str
+    reversals: tuple[Reversal, ...]
 
 
 @dataclass(frozen=True)
@@ -65,17 +73,46 @@ class Fix:
         """The code bases, such as `eagle_kv` and `sglang`, that it can be undone in."""
         return tuple(self.entry.reversals)
 
+    def variants_for(self, code_base: str) -> tuple[Variant, ...]:
+        """The ways that the fix reads there, each with what takes it out; one, without a name, for a plain list."""
+        entry = self._reversals(code_base)
+        if isinstance(entry, list):
+            return (self._variant("", entry),)
+        return tuple(self._form(form) for form in entry.variants) if entry else ()
+
+    def unfixed_for(self, code_base: str) -> tuple[Variant, ...]:
+        """The ways that code without the fix reads there, each with what puts it in. For a plain list nobody said."""
+        entry = self._reversals(code_base)
+        return () if entry is None or isinstance(entry, list) else tuple(self._form(form) for form in entry.unfixed)
+
     def reversals_for(self, code_base: str) -> tuple[Reversal, ...]:
-        """How it is undone in a code base, () if it has no reversal there."""
-        return tuple(
+        """How it is undone in a code base where that is said in one way; () if it is said in none.
+
+        Raises UsageError where there are several variants: `harness.variants.choose` looks at the sources.
+        """
+        variants = self.variants_for(code_base)
+        if len(variants) > 1:
+            names = ", ".join(variant.name for variant in variants)
+            raise UsageError(f"{self.id} has several variants in {code_base} ({names}): choose by its sources")
+        return variants[0].reversals if variants else ()
+
+    def _reversals(self, code_base: str) -> list[ReversalEntry] | FormsEntry | None:
+        return self.entry.reversals.get(code_base)
+
+    def _form(self, form: FormEntry) -> Variant:
+        return self._variant(form.name, form.patches)
+
+    def _variant(self, name: str, patches: Sequence[ReversalEntry]) -> Variant:
+        reversals = tuple(
             Reversal(
                 self.id,
                 entry.target,
                 tuple(Edit(edit.match, edit.replacement, edit.prepend, edit.append) for edit in entry.edits),
                 entry.entered_by,
             )
-            for entry in self.entry.reversals.get(code_base, ())  # type: ignore[call-overload]
+            for entry in patches
         )
+        return Variant(name, reversals)
 
 
 @dataclass(frozen=True)

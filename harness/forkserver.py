@@ -39,6 +39,7 @@ def main(fd: int, preload: list[str]) -> None:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            lines.close()  # holds the socket open, too: a leg that does would hide the server's death
             connection.close()
             _child(request)
         _send(connection, {"pid": pid})

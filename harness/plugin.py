@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from harness import fixes, report, selection
+from harness import code_base, fixes, report, selection
 from harness.case import Case
 from harness.device import resolve_device
-from harness.errors import UnfixError
+from harness.errors import InfraError, UnfixError
 from harness.prover import Prover, Result
 
 VARIABLE = "SGLANG_DEBUG_REVERT_PR"
@@ -27,6 +27,8 @@ _records = pytest.StashKey[list[dict[str, Any]]]()
 _environment = pytest.StashKey[dict[str, Any]]()
 _catalogue = pytest.StashKey[fixes.Catalogue]()
 _session_revert = pytest.StashKey[tuple[str, ...]]()
+_code_base = pytest.StashKey[code_base.CodeBase]()
+_complaint = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--unfix-device", default="auto", choices=("auto", "cpu", "cuda"), help="where legs run (default: auto)"
     )
-    group.addoption("--unfix-target", default="eagle_kv", choices=("eagle_kv",), help="the code base under test")
+    group.addoption("--unfix-target", default="eagle_kv", help="the code base under test: eagle_kv or sglang")
+    group.addoption(
+        "--unfix-release", default=None, metavar="V", help="the release of SGLang, for --unfix-target sglang"
+    )
+    group.addoption("--unfix-source", default=None, metavar="DIR", help="a checkout of SGLang, run in that environment")
     group.addoption(
         "--unfix-select", default="", metavar="SEL", help="only tests of these fixes: 27338, 27338:topk-factor, …"
     )
@@ -51,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.get(VARIABLE), config.stash[_catalogue], source=VARIABLE
         )
         config.option.unfix_device = resolve_device(config.option.unfix_device)
+        config.stash[_code_base] = code_base.resolve(
+            config.option.unfix_target, config.rootpath, config.option.unfix_release, config.option.unfix_source
+        )
     except UnfixError as error:
         # pytest's own way to end with one line and its usage code instead of a traceback
         raise pytest.UsageError(f"unfix: {error}") from error
@@ -75,8 +84,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     catalogue = config.stash[_catalogue]
     for item in items:
-        if (marker := item.get_closest_marker("fix")) and marker.args[0] not in catalogue.ids:
-            raise pytest.UsageError(f"unfix: {item.nodeid}: no fix {marker.args[0]!r} is registered under toggles/")
+        if (marker := item.get_closest_marker("fix")) is None:
+            continue
+        if len(marker.args) != 1 or marker.args[0] not in catalogue.ids:
+            named = ", ".join(map(repr, marker.args)) or "without an id"
+            raise pytest.UsageError(f"unfix: {item.nodeid}: no fix {named} is registered under toggles/")
     if not config.option.unfix_select:
         return
     try:
@@ -96,10 +108,10 @@ def prover(pytestconfig: pytest.Config) -> Iterator[Prover]:
         pytestconfig.stash[_catalogue],
         device=pytestconfig.option.unfix_device,
         root=pytestconfig.rootpath,
-        target=pytestconfig.option.unfix_target,
+        target=pytestconfig.stash[_code_base],
         session=session,
     )
-    with prover.sandbox:
+    with prover:
         yield prover
 
 
@@ -150,10 +162,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _Controller.config is not config or not config.option.unfix_json:
         return
     seen: dict[str, Any] = config.stash.get(_environment, {})
-    environment = {**seen, "target": config.option.unfix_target}
-    report.write_json(
-        Path(config.option.unfix_json), report.matrix(environment, config.stash[_records], _reverted(config))
-    )
+    environment = seen or {"target": config.option.unfix_target}
+    document = report.matrix(environment, config.stash[_records], _reverted(config))
+    try:
+        report.write_json(Path(config.option.unfix_json), document)
+    except InfraError as error:
+        config.stash[_complaint] = str(error)
+        session.exitstatus = error.exit_code
 
 
 def _reverted(config: pytest.Config) -> list[str]:
@@ -164,3 +179,5 @@ def _reverted(config: pytest.Config) -> list[str]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if records := config.stash[_records]:
         terminalreporter.write_line(report.summary_line(records))
+    if complaint := config.stash.get(_complaint, None):
+        terminalreporter.write_line(f"unfix: {complaint}", red=True)

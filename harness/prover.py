@@ -14,12 +14,15 @@ from typing import Any
 
 from harness import outcome, overlay
 from harness.case import Case
+from harness.code_base import CodeBase, eagle_kv
+from harness.edits import Reversal
 from harness.errors import InfraError, RottedError
 from harness.fixes import Catalogue, Fix
 from harness.outcome import Leg
 from harness.reach import Target
-from harness.sandbox import Request, Sandbox, installed
+from harness.sandbox import Request, Servers, installed
 from harness.targets import locate
+from harness.variants import State, choose, choose_forward, state
 from harness.verdict import Expected, Verdict, judge
 
 LEG_TIMEOUT = {"cpu": 240.0, "cuda": 480.0}  # seconds: the first leg of a kind pays its JIT build
@@ -55,7 +58,7 @@ class Result:
 
 
 class Prover:
-    """Proves fixes of one catalogue on one device.
+    """Proves fixes of one catalogue on one code base and one device. A context manager: it holds fork servers.
 
     ``session``: ids of fixes that are out in every leg (``SGLANG_DEBUG_REVERT_PR`` around a whole test run).
     """
@@ -66,32 +69,64 @@ class Prover:
         *,
         device: str,
         root: Path,
-        target: str = "eagle_kv",
+        target: CodeBase | None = None,
         session: Sequence[str] = (),
-        sandbox: Sandbox | None = None,
+        servers: Servers | None = None,
     ):
-        self.catalogue, self.device, self.target, self.session = catalogue, device, target, tuple(session)
-        self.source_roots = [root / "kernels"]
-        self._path = [str(root), str(root / "kernels")]
-        self.sandbox = sandbox or Sandbox(device)
-        self._overlays: dict[tuple[str, ...], Path | None] = {}
+        self.catalogue, self.device, self.root, self.session = catalogue, device, root, tuple(session)
+        self.code_base = target or eagle_kv(root)
+        self.target = self.code_base.name
+        self.source_roots = [self.code_base.sources]
+        self.path = [str(root), str(root / "kernels"), *self.code_base.path]
+        self.servers = servers or Servers(device, self.code_base.preload)
+        self._overlays: dict[tuple[tuple[str, ...], tuple[str, ...]], Path | None] = {}
+        self._states: dict[str, State] = {}
         self._guards = [fix.guard for fix in catalogue.fixes if fix.guard]
+
+    def __enter__(self) -> Prover:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.servers.close()
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions and device as a leg sees them. Raises InfraError where the device asked for is not there."""
-        ending = self.sandbox.run(Request("harness.leg:environment", device=self.device, path=self._path))
+        ending = self.servers.run(None, Request("harness.leg:environment", device=self.device, path=self.path))
         if ending.report is None or ending.report["raised"]:
             raised = (ending.report or {}).get("raised") or {"message": ending.stderr.strip().rpartition("\n")[2]}
             raise InfraError(f"no leg can run on {self.device}: {raised['message']}")
         facts: dict[str, Any] = ending.report["facts"]
         if not facts.pop("usable"):
             raise InfraError(f"--device {self.device} was asked for, but torch {facts['torch']} sees no such device")
-        return facts
+        return {**facts, "target": self.target, "target_version": self.code_base.version}
 
-    def edits(self, reverted: Sequence[str]) -> overlay.Plan:
-        """What a selection amounts to, file by file. Raises RottedError where a reversal does not apply."""
-        return overlay.plan(self.catalogue.reversals(reverted, self.target), self.source_roots)
+    def edits(self, reverted: Sequence[str], supplied: Sequence[str] = ()) -> overlay.Plan:
+        """What a selection amounts to, file by file. Raises RottedError where a reversal does not apply.
+
+        ``supplied``: fixes that these sources lack and that are put in, so that there is something to prove.
+        """
+        return overlay.plan(self._reversals([*reverted, *supplied], supplied), self.source_roots)
+
+    def _reversals(self, names: Sequence[str], supplied: Sequence[str]) -> list[Reversal]:
+        """Takes a fix out where it is, puts it in where it is supplied, and leaves out one that isn't there anyway."""
+        found: list[Reversal] = []
+        for name in names:
+            fix = self.catalogue.fix(name)
+            if name in supplied:
+                found += choose_forward(fix, self.target, self.source_roots)
+            elif not self._lacks(name):
+                found += choose(fix, self.target, self.source_roots)
+        return found
+
+    def _lacks(self, name: str) -> bool:
+        """These sources never had this fix: what a release lacks is put in for the leg that shows it at work."""
+        fix = self.catalogue.fix(name)
+        if not fix.unfixed_for(self.target):
+            return False
+        if name not in self._states:
+            self._states[name] = state(fix, self.target, self.source_roots)
+        return self._states[name].kind == "not fixed"
 
     def prove(self, fix_id: str, case: Case) -> Result:
         """Run every leg of a case and judge it. Never raises for what the code under test does."""
@@ -100,27 +135,41 @@ class Prover:
             # with the fix in, it must be this very guard that stopped it, and not another one
             case = replace(case, reason={frozenset(): fix.guard, **case.reason})
         expected = tuple(self._expected(fix, case, out) for out in fix.legs_out_ids)
-        if missing := self._missing(case):
+        if missing := self._missing(fix, case):
             return self._result(fix_id, case, Verdict("skipped", missing, fix_id))
+        involved = dict.fromkeys([fix_id, *(name for out in fix.legs_out_ids for name in out)])
         selections = [(), *fix.legs_out_ids]
         try:
-            for out in selections:
-                self._overlay(self._with_session(out))
+            plans = [self._plan(out, list(involved)) for out in selections]
             _ = self.environment
-            legs = tuple(self._leg(case, out) for out in selections)
+            legs = tuple(self._leg(case, *plan) for plan in plans)
         except RottedError as error:
             return self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id))
         except InfraError as error:
             return self._result(fix_id, case, Verdict("infra", str(error), fix_id))
-        return self._result(fix_id, case, judge(fix_id, case, legs, expected), legs, expected)
+        verdict = judge(fix_id, case, legs, expected)
+        if verdict.kind not in ("proved", "infra") and (gone := self._gone(fix, case)):
+            reason = f"{gone}; with that fix gone, this finding is no news: {verdict.reason}"
+            verdict = Verdict("rotted", reason, gone.fix or fix_id)
+        return self._result(fix_id, case, verdict, legs, expected)
+
+    def _gone(self, fix: Fix, case: Case) -> RottedError | None:
+        """A neighbour on the same path that can't be undone, since it isn't there: it is to blame."""
+        for other in self.catalogue:
+            same_path = other.scenario == fix.scenario and other.backend in (None, case.backend)
+            if same_path and self.target in other.code_bases and not self._lacks(other.id):
+                try:
+                    self.edits([other.id])
+                except RottedError as error:
+                    return error
+                except InfraError:
+                    continue  # another package, not installed here
+        return None
 
     def _result(
         self, fix: str, case: Case, verdict: Verdict, legs: tuple[Leg, ...] = (), expected: tuple[Expected, ...] = ()
     ) -> Result:
         return Result(fix, case, self.target, self.device, verdict, legs, expected)
-
-    def _with_session(self, out: Sequence[str]) -> tuple[str, ...]:
-        return tuple(name for name in self.catalogue.ids if name in {*self.session, *out})
 
     def _expected(self, fix: Fix, case: Case, out: Sequence[str]) -> Expected:
         declared = fix.legs[fix.legs_out_ids.index(tuple(out))]
@@ -128,7 +177,12 @@ class Prover:
         key = frozenset(out)
         return Expected(case.expect.get(key, wanted), case.reason.get(key, declared.reason or ""))
 
-    def _missing(self, case: Case) -> str | None:
+    def _missing(self, fix: Fix, case: Case) -> str | None:
+        for out in (fix.id, *(name for leg in fix.legs_out_ids for name in leg)):
+            if self.target not in self.catalogue.fix(out).code_bases:
+                return f"{out} can't be undone in {self.target}: its toggle file has no reversal there"
+        if why := case.cannot.get(self.target) or case.cannot.get(f"{self.target} on {self.device}"):
+            return why
         if self.device != "cuda":
             return f"needs a CUDA device, and this run is on the {self.device}" if case.needs_cuda else None
         for package in case.cuda_packages:
@@ -136,39 +190,37 @@ class Prover:
                 return f"needs the package {package}, which {sys.executable} does not have (pip install '.[gpu]')"
         return None
 
-    def _overlay(self, reverted: tuple[str, ...]) -> Path | None:
-        if reverted not in self._overlays:
-            self._overlays[reverted] = overlay.build(self.edits(reverted))
-        return self._overlays[reverted]
-
-    def _targets(self, out: Sequence[str], tree: Path | None) -> list[Target]:
-        """The places whose entry proves that a leg ran what these fixes changed."""
+    def _plan(self, out: Sequence[str], involved: Sequence[str]) -> tuple[tuple[str, ...], Path | None, list[Target]]:
+        """The fixes that are out in a leg, its overlay, and the places whose entry proves that it ran that."""
+        reverted = tuple(name for name in self.catalogue.ids if name in {*self.session, *out})
+        supplied = tuple(name for name in involved if name not in reverted and self._lacks(name))
+        key = reverted, supplied
+        if key not in self._overlays:
+            self._overlays[key] = overlay.build(self.edits(reverted, supplied))
+        tree = self._overlays[key]
+        if tree is None:
+            return reverted, None, []
         targets = []
-        for reversal in self.catalogue.reversals(out, self.target) if tree else ():
-            place = locate(reversal.target, self.source_roots)
-            file = str(tree / place.relpath) if tree else ""
-            targets.append(Target(reversal.target, file, place.module or None, place.qualname, reversal.entered_by))
-        return targets
-
-    def _leg(self, case: Case, out: tuple[str, ...]) -> Leg:
-        reverted = self._with_session(out)
-        tree = self._overlay(reverted)
         # what a session takes out need not concern this case: only the leg's own fixes must be reached
-        targets = self._targets(out, tree)
-        ending = self.sandbox.run(
-            Request(
-                entry=case.entry.replace("{target}", self.target),
-                params=case.params,
-                device=self.device,
-                path=[str(tree), *self._path] if tree else self._path,
-                targets=targets,
-                detector=case.detector,
-                zone_bytes=case.zone_bytes,
-                timeout=LEG_TIMEOUT[self.device],
-            )
+        for reversal in self._reversals([*out, *supplied], supplied):
+            place = locate(reversal.target, self.source_roots)
+            file = str(tree / place.relpath)
+            targets.append(Target(reversal.target, file, place.module or None, place.qualname, reversal.entered_by))
+        return reverted, tree, targets
+
+    def _leg(self, case: Case, reverted: tuple[str, ...], tree: Path | None, targets: list[Target]) -> Leg:
+        request = Request(
+            entry=case.entry.replace("{target}", self.target),
+            params=case.params,
+            device=self.device,
+            path=[str(tree), *self.path] if tree else self.path,
+            targets=targets,
+            detector=case.detector,
+            zone_bytes=case.zone_bytes,
+            timeout=LEG_TIMEOUT[self.device],
         )
         return outcome.read(
-            ending,
+            self.servers.run(tree, request),
             reverted=reverted,
             guards=self._guards,
             detector=case.detector,

@@ -12,11 +12,13 @@ import ast
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+_DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class Reach:
     def __init__(self, targets: list[Target], record: Callable[[str], None]):
         self._record = record
         self._open = {target.name: target for target in targets}
-        self._functions: dict[tuple[str, str], list[tuple[Target, int | None]]] = {}
+        self._functions: dict[tuple[str, str], list[tuple[Target, set[int]]]] = {}
         self._loaders: dict[str, list[Target]] = {}
         for target in targets:
             if target.module is None:
                 self._loaders.setdefault((target.entered_by or "").rpartition(".")[2], []).append(target)
-            elif line := _definition_line(target):
-                key = (target.file, target.qualname.rpartition(".")[2])
-                self._functions.setdefault(key, []).append((target, line))
+            else:  # a body, of a module or a class, is entered, too: when the module is loaded
+                key = (target.file, target.qualname.rpartition(".")[2] or "<module>")
+                self._functions.setdefault(key, []).append((target, _definition_lines(target)))
 
     def __enter__(self) -> Reach:
         if self._functions or self._loaders:
@@ -61,9 +63,9 @@ class Reach:
 
     def _on_call(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        for target, line in self._functions.get((code.co_filename, code.co_name), ()):
-            # Triton's interpreter compiles a kernel anew without its decorators, hence the second test
-            if line == code.co_firstlineno or _is_kernel(target):
+        for target, lines in self._functions.get((code.co_filename, code.co_name), ()):
+            # Triton's interpreter compiles a kernel anew without its decorators, hence the last test
+            if not target.qualname or code.co_firstlineno in lines or _is_kernel(target):
                 self._mark(target)
         for target in self._loaders.get(code.co_name, ()):
             module = (target.entered_by or "").rpartition(".")[0]
@@ -77,23 +79,29 @@ class Reach:
                 sys.settrace(None)
 
 
-def _definition_line(target: Target) -> int | None:
-    """Line of the function's first decorator or ``def`` in the overlay's file; None where the target is no function."""
-    node: ast.AST = ast.parse(Path(target.file).read_bytes())
-    for name in [part for part in target.qualname.split(".") if part]:
-        for child in ast.walk(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child.name == name:
-                node = child
-                break
+def _definition_lines(target: Target) -> set[int]:
+    """First lines, decorators included, of all that bears the target's name: a property and its setter."""
+    nodes: list[ast.AST] = [ast.parse(Path(target.file).read_bytes())]
+    for name in filter(None, target.qualname.replace(".<locals>", "").split(".")):
+        nodes = [found for node in nodes for found in _definitions(node) if found.name == name]
+    return {
+        min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        for node in nodes
+        if isinstance(node, _DEFINITION)
+    }
+
+
+def _definitions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _DEFINITION):
+            yield child
         else:
-            return None
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return None
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            yield from _definitions(child)
 
 
 def _is_body(target: Target) -> bool:
-    return _definition_line(target) is None
+    """A module's or a class's own body: it may have run before this process was forked."""
+    return not target.qualname or isinstance(_object(target), type)
 
 
 def _loaded_from(target: Target) -> bool:

@@ -59,9 +59,11 @@ class Ending:
 class Sandbox:
     """A fork server for one device. Started on first use, again after it dies. Not thread-safe: one leg at a time."""
 
-    def __init__(self, device: str, preload: Sequence[str] = ("numpy", "torch", "triton")):
+    def __init__(self, device: str, preload: Sequence[str] = (), path: Sequence[str] = ()):
         self.device = device
-        self._preload = [*preload, *(["flashinfer"] if device == "cuda" and installed("flashinfer") else [])]
+        flashinfer = ["flashinfer"] if device == "cuda" and installed("flashinfer") else []
+        self._preload = ["numpy", "torch", "triton", *flashinfer, *preload]
+        self._path = [*path, str(Path(__file__).parents[1])]
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
@@ -86,7 +88,10 @@ class Sandbox:
         """Run one leg to its end. Raises InfraError where the server, not the leg, is at fault."""
         if os.environ.get("UNFIX_SANDBOX") == "inline":
             return _run_inline(request)
-        directory = tempfile.mkdtemp(prefix="unfix-leg-")
+        try:
+            directory = tempfile.mkdtemp(prefix="unfix-leg-")
+        except OSError as error:
+            raise InfraError(f"no folder for a leg could be made in {tempfile.gettempdir()}: {error}") from error
         try:
             # what the fork server needs is not the leg's request
             wanted = {k: v for k, v in dataclasses.asdict(request).items() if k not in ("path", "timeout")}
@@ -103,6 +108,7 @@ class Sandbox:
         connection = self._start()
         path = list(request.path)
         env = {"PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+        pid = 0
         try:
             connection.settimeout(30)
             connection.sendall(json.dumps({"directory": directory, "path": path, "env": env}).encode() + b"\n")
@@ -116,6 +122,9 @@ class Sandbox:
                 connection.settimeout(30)
                 return self._receive(connection)["status"], True
         except (OSError, ValueError, KeyError) as error:
+            if pid:  # a leg outlives a server that was killed
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
             self.close()
             raise InfraError(f"the fork server was lost while a leg ran ({type(error).__name__}: {error})") from error
 
@@ -125,9 +134,7 @@ class Sandbox:
         self.close()
         ours, theirs = socket.socketpair()
         env = {k: v for k, v in os.environ.items() if k not in ("SGLANG_DEBUG_REVERT_PR", "TRITON_INTERPRET")}
-        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]).rstrip(
-            os.pathsep
-        )
+        env["PYTHONPATH"] = os.pathsep.join([*self._path, env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         if self.device == "cpu":
             env["TRITON_INTERPRET"] = "1"  # read when triton is imported: it belongs to the server, not to a leg
             env["CUDA_VISIBLE_DEVICES"] = ""
@@ -163,6 +170,42 @@ class Sandbox:
             line += chunk
         message: dict[str, Any] = json.loads(line)
         return message
+
+
+class Servers:
+    """The fork servers of one run: one for all legs, or, where the code under test is slow to import, one an overlay.
+
+    Such a server has imported the overlaid code, so that a leg costs a fork. Only the last few are kept: each is as
+    large as what it imported.
+    """
+
+    KEPT = 4
+
+    def __init__(self, device: str, preload: Sequence[str] = ()):
+        self._device, self._preload = device, preload
+        self._open: dict[Path | None, Sandbox] = {}
+
+    @classmethod
+    def around(cls, sandbox: Sandbox) -> Servers:
+        """One that is open already serves all legs."""
+        servers = cls(sandbox.device)
+        servers._open[None] = sandbox
+        return servers
+
+    def run(self, tree: Path | None, request: Request) -> Ending:
+        """Run a leg of an overlay (None: of the sources as they are). Raises InfraError as ``Sandbox.run`` does."""
+        key = tree if self._preload else None
+        path = request.path if self._preload else ()
+        server = self._open.pop(key, None) or Sandbox(self._device, self._preload, path)
+        self._open[key] = server  # the last used is the last to go
+        while len(self._open) > self.KEPT:
+            self._open.pop(next(iter(self._open))).close()
+        return server.run(request)
+
+    def close(self) -> None:
+        """End all servers."""
+        while self._open:
+            self._open.popitem()[1].close()
 
 
 def installed(package: str) -> bool:

@@ -28,7 +28,8 @@ def run(name, edited, folder):
     env = {**os.environ, "PYTHONPATH": str(tree)}
     if DEVICE == "cpu":
         env.update(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    ended = subprocess.run([sys.executable, "-m", "harness.leg", str(leg)], env=env, capture_output=True, text=True)
+    command = [sys.executable, "-m", "harness.leg", str(leg)]
+    ended = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if not (leg / "report.json").exists():
         return f"died: exit {ended.returncode}\\n" + ended.stderr[-1500:]
     report = json.loads((leg / "report.json").read_text())
@@ -56,7 +57,7 @@ def write(path: Path, prover: Prover, result: Result) -> None:
         edited = {edit.relpath.as_posix(): edit.new.decode() for edit in plan.values()}
         legs["out: " + ", ".join(leg.reverted)] = (want.outcome, edited)
     request = {
-        "entry": case.entry,
+        "entry": case.entry.replace("{target}", prover.target),
         "params": dict(case.params),
         "detector": case.detector,
         "zone_bytes": case.zone_bytes,

@@ -7,7 +7,17 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from harness.errors import ToggleError, UsageError
 from harness.snippets import Pattern
@@ -84,6 +94,66 @@ class ReversalEntry(_Model):
         return self
 
 
+class FormEntry(_Model):
+    """One way that a code base's sources read, by name, with the patches that turn them."""
+
+    name: Line
+    patches: Annotated[list[ReversalEntry], Field(min_length=1)]
+
+
+class FormsEntry(_Model):
+    """A code base whose sources read differently from release to release. Exactly one form applies to a source tree."""
+
+    variants: list[FormEntry] = Field(
+        [],
+        description="How sources that have the fix read: each form's patches take the fix out. No version number"
+        " decides which form it is, only the text: all of its patches apply. A form that only replaces (no empty"
+        " replacement, no prepend, no append) is tried backwards, too: where what it would write is what stands there,"
+        " the fix isn't in.",
+    )
+    unfixed: list[FormEntry] = Field(
+        [],
+        description="How sources that lack the fix read: each form's patches put it in (`--apply`). Every edit is a"
+        " match with a replacement that isn't empty. For a guard, which leaves nothing behind where it is missing, the"
+        " match spans the place where the guard belongs: the statement before it and the one after it, adjacent. So"
+        " code with the guard in other words is rotted, and never taken for code without it. Only `unfixed`, no"
+        " variants: not fixed in any release so far.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FormsEntry:
+        if not self.variants and not self.unfixed:
+            raise ValueError("give variants (how the fix reads), unfixed (how its absence reads), or both")
+        names = [form.name for form in (*self.variants, *self.unfixed)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two forms are called {twice[0]!r}: errors name forms, so give each a name of its own")
+        for index, form in enumerate(self.unfixed):
+            for at, patch in enumerate(form.patches):
+                if not all(_writes_code(edit, patch.target) for edit in patch.edits):
+                    where = f"unfixed.{index}.patches.{at}.edits"
+                    raise ValueError(f"{where}: must be match with a replacement that has code in it")
+        return self
+
+
+def _writes_code(edit: EditEntry, target: str) -> bool:
+    language = language_of(target) if "/" in target else None
+    return edit.replacement is not None and bool(Pattern.of(edit.replacement, language or "python").tokens)
+
+
+# Named by what it says in errors; `_explain` takes them out of paths.
+_TAGS = ("list", "forms")
+
+
+def _tag(value: Any) -> str:
+    return "forms" if isinstance(value, dict | FormsEntry) else "list"
+
+
+Reversals = Annotated[
+    Annotated[list[ReversalEntry], Field(min_length=1), Tag("list")] | Annotated[FormsEntry, Tag("forms")],
+    Discriminator(_tag),
+]
+
+
 class LegEntry(_Model):
     """What a run with these fixes out must show, on an input that tells fix on from fix off."""
 
@@ -107,7 +177,7 @@ class FixEntry(_Model):
     backend: Identifier | None = None
     guard: Regex | None = Field(None, description="Guards: what the error says, in the exception's text or on stderr.")
     legs: list[LegEntry] = []
-    reversals: Annotated[dict[Identifier, Annotated[list[ReversalEntry], Field(min_length=1)]], Field(min_length=1)]
+    reversals: Annotated[dict[Identifier, Reversals], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _consistent(self) -> FixEntry:
@@ -135,14 +205,15 @@ def schema() -> dict[str, Any]:
     reversals = result["$defs"]["FixEntry"]["properties"]["reversals"]
     result["properties"]["fixes"]["additionalProperties"] = False
     reversals["additionalProperties"] = False
-    [(pattern, listed)] = reversals.pop("patternProperties").items()
+    [(pattern, either)] = reversals.pop("patternProperties").items()
+    listed, forms = either["oneOf"]
     upstream = {
         "type": "object",
         "properties": {"patches": listed},
         "required": ["patches"],
         "additionalProperties": False,
     }
-    reversals["patternProperties"] = {pattern: {"anyOf": [listed, upstream]}}
+    reversals["patternProperties"] = {pattern: {"anyOf": [listed, upstream, forms]}}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
 
 
@@ -172,9 +243,10 @@ def _hoist_patches(root: Node) -> None:
 
 def _explain(root: Node, item: dict[str, Any]) -> tuple[int, tuple[str | int, ...], str]:
     """The line, the path and the message of one of pydantic's errors, in the words of a toggle file."""
-    path = root.known_path(item["loc"])
+    loc = tuple(part for at, part in enumerate(item["loc"]) if at != 4 or part not in _TAGS)
+    path = root.known_path(loc)
     kind, message = item["type"], str(item["msg"]).removeprefix("Value error, ")
-    name = item["loc"][-1] if item["loc"] else ""
+    name = loc[-1] if loc else ""
     if kind == "missing":
         path = (*path, name)
         message = f"field required ({_describe(path)})"
@@ -198,7 +270,9 @@ def _model_at(path: Sequence[str | int]) -> type[_Model]:
     if "edits" in names:
         return EditEntry
     if len(names) > 3 and names[2] == "reversals":
-        return ReversalEntry
+        if len(names) > 4 and names[4] in ("variants", "unfixed"):
+            return ReversalEntry if "patches" in names else FormEntry
+        return FormsEntry if isinstance(path[-1], str) else ReversalEntry
     if len(names) > 2 and names[2] == "legs":
         return LegEntry
     return FixEntry if len(names) > 1 and names[0] == "fixes" else ToggleFile
@@ -217,6 +291,8 @@ _WHAT = {
     "out": "a list of the fixes that are out",
     "outcome": "clean, guarded, overflow, wrong, crashed, hung or error",
     "reversals": "a mapping of code bases, such as eagle_kv, to lists of target and edits",
+    "patches": "a list of target and edits",
+    "name": "what this form is called in errors",
     "target": "pkg.mod.Class.method, pkg.mod, or pkg/csrc/file.cuh",
     "edits": "a list of match with replacement, prepend or append",
     "match": "the code to find",

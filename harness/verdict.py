@@ -52,7 +52,7 @@ def judge(fix: str, case: Case, legs: Sequence[Leg], expected: Sequence[Expected
     for leg, want in [(on, Expected(case.on)), *off]:
         if leg.outcome == "hung" != want.outcome:
             return say("infra", f"{_name(leg)}: {leg.error}")
-    for leg, _ in off if case.reaches else ():
+    for leg in legs if case.reaches else ():  # the fix in, too, where these sources lack it and it was put in
         if missing := [target for target in leg.targets if target not in leg.reached]:
             return say("not-reached", f"{_name(leg)}: never entered {', '.join(missing)}")
     if on.outcome != case.on:
@@ -64,6 +64,10 @@ def judge(fix: str, case: Case, legs: Sequence[Leg], expected: Sequence[Expected
             continue
         kind = "vacuous" if leg.outcome == on.outcome else "unexpected"
         return say(kind, f"{_name(leg)}: must be {want.outcome}, is {_what(leg)}")
+    if not off:
+        return say("vacuous", "no leg with this fix out is declared")
+    if case.tells and all(leg.outcome == on.outcome for leg, _ in off):
+        return say("vacuous", f"fix in and fix out are declared alike, {on.outcome}: that proves nothing")
     for leg, want in off:
         if want.outcome != case.on and want.reason and not re.search(want.reason, leg.evidence):
             return say(

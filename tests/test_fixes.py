@@ -11,7 +11,7 @@ import pytest
 
 from harness.edits import Edit, Reversal
 from harness.errors import ToggleError, UsageError
-from harness.fixes import load, schema
+from harness.fixes import Variant, load, schema
 
 GOOD = """\
 # yaml-language-server: $schema=schema.json
@@ -64,6 +64,26 @@ fixes:
     scenario: draft
     legs: [{out: [rows, "27338:topk-factor"], outcome: wrong}]
     reversals: {eagle_kv: [{target: a.b, edits: [{match: x, prepend: y}]}]}
+"""
+
+
+FORMS = """\
+pr: 1
+title: t
+fixes:
+  x:
+    kind: size
+    summary: s
+    reversals:
+      sglang:
+        variants:
+          - name: one
+            patches: [{target: a.b, edits: [{match: x, replacement: ""}]}]
+        unfixed:
+          - name: two
+            patches:
+              - target: a.b
+                edits: [{match: y, replacement: z}]
 """
 
 
@@ -158,6 +178,58 @@ def test_mistakes(tmp_path, monkeypatch, name):
     assert all(line.startswith("toggles/27338.yaml:") for line in str(caught.value).splitlines())
 
 
+def test_forms(tmp_path):
+    fix = load(write(tmp_path, FORMS, "1.yaml")).fix("1:x")
+    deleted = Reversal("1:x", "a.b", (Edit("x", replacement=""),))
+    assert fix.variants_for("sglang") == (Variant("one", (deleted,)),) and fix.reversals_for("sglang") == (deleted,)
+    assert fix.unfixed_for("sglang") == (Variant("two", (Reversal("1:x", "a.b", (Edit("y", replacement="z"),)),)),)
+    assert fix.variants_for("elsewhere") == fix.unfixed_for("elsewhere") == ()
+
+
+FORM = r"fixes.x.reversals.sglang"
+BAD_FORMS = {
+    "a name missing": (
+        "- name: one\n            patches",
+        "- patches",
+        10,
+        rf"{FORM}.variants.0.name: field required \(what",
+    ),
+    "no patches": (
+        "patches: [{target: a.b,",
+        "patch: [{target: a.b,",
+        11,
+        rf"{FORM}.variants.0.patch: unknown key, did you",
+    ),
+    "unknown key": ("unfixed:", "unfix:", 12, rf"{FORM}.unfix: unknown key, did you mean unfixed\? \(known: variants"),
+    "unknown key in a patch": (
+        "target: a.b\n",
+        "targets: a.b\n",
+        15,
+        rf"{FORM}.unfixed.0.patches.0.targets: unknown key",
+    ),
+    "one name twice": ("name: two", "name: one", 8, rf"{FORM}: two forms are called 'one'"),
+    "nothing is put in": (
+        "replacement: z",
+        "replacement: ''",
+        8,
+        rf"{FORM}: unfixed.0.patches.0.edits: must be match with",
+    ),
+    "a comment is put in": ("replacement: z", "replacement: '# z'", 8, rf"{FORM}: unfixed.0.patches.0.edits: must be"),
+    "put in beside": ("replacement: z", "append: z", 8, rf"{FORM}: unfixed.0.patches.0.edits: must be match with"),
+    "neither": (FORMS[FORMS.index("        variants") :], "        variants: []\n", 8, rf"{FORM}: give variants"),
+    "a number": (FORMS[FORMS.index("\n        variants") :], " 3\n", 8, rf"{FORM}: value should be a valid list"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FORMS)
+def test_mistakes_in_forms(tmp_path, monkeypatch, name):
+    old, new, line, error = BAD_FORMS[name]
+    assert old in FORMS
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ToggleError, match=rf"(?m)^1.yaml:{line}: {error}"):
+        load(write(tmp_path, FORMS.replace(old, new, 1), "1.yaml"))
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [
@@ -209,5 +281,5 @@ def test_the_schema_is_current():
 def test_the_schema_and_the_loader_agree_on_keys(tmp_path):
     definitions = schema()["$defs"]
     assert set(definitions["EditEntry"]["properties"]) == {"match", "replacement", "prepend", "append"}
-    for name in ("EditEntry", "ReversalEntry", "LegEntry", "FixEntry"):
+    for name in ("EditEntry", "ReversalEntry", "FormEntry", "FormsEntry", "LegEntry", "FixEntry"):
         assert definitions[name]["additionalProperties"] is False

@@ -1,13 +1,16 @@
 """Stands in for a package that SGLang imports and that what is tried here never calls. Copied to `NAME/__init__.py`.
 
 Every module below the package can be imported and every name in it looked up; to call one raises RuntimeError, so
-nothing can pass for having run. Not a package of the harness: it knows its name from where it was copied to.
+nothing can pass for having run. Shape functions that others register for the package's torch operators are dropped: the
+operators are not there. Not a package of the harness: it knows its name from where it was copied to.
 """
 
 import importlib.abc
 import importlib.machinery
 import sys
 import types
+
+import torch
 
 
 class Missing:
@@ -50,5 +53,17 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
 
+def _drop_fakes():
+    register = torch.library.register_fake
+
+    def register_fake(op, *args, **kwargs):
+        if isinstance(op, str) and op.startswith(f"{__name__}::"):
+            return lambda function: function
+        return register(op, *args, **kwargs)
+
+    torch.library.register_fake = register_fake
+
+
+_drop_fakes()
 sys.meta_path.append(Finder())
 sys.modules[__name__].__class__ = Stub

@@ -1,0 +1,45 @@
+"""Imported first in a fork server that imports SGLang for a GPU: its modules ask torch about the device as they load.
+
+torch answers by making a CUDA context, and no process forked after that can use CUDA. From here on, as long as this
+process has no context, NVML answers for it, which makes none; once it has one, torch does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harness.device import compute_capabilities
+
+
+def _capability(index: int) -> tuple[int, int]:
+    major, _, minor = compute_capabilities()[index].partition(".")
+    return int(major), int(minor)
+
+
+def _name(index: int) -> str:
+    """What device it is, by its architecture: kernels' tuning tables are looked up by name, and no leg uses one."""
+    return "GPU of compute capability {}.{}".format(*_capability(index))
+
+
+def _index(device: Any) -> int:
+    if isinstance(device, int):
+        return device
+    return (torch.device(device).index or 0) if device is not None else 0
+
+
+def _told(name: str, answer: Callable[[int], Any]) -> None:
+    asked = getattr(torch.cuda, name)
+
+    @functools.wraps(asked)
+    def ask(device: Any = None) -> Any:
+        return asked(device) if torch.cuda.is_initialized() else answer(_index(device))
+
+    setattr(torch.cuda, name, ask)
+
+
+_told("get_device_capability", _capability)
+_told("get_device_name", _name)

@@ -1,0 +1,233 @@
+"""The leg's side of the draft scenario on SGLang's own, unmodified classes. Imported in the leg's process only.
+
+What is real and what stands in around the backends is in :mod:`regressions.scenarios.sglang_world`. Of the attention
+children, one a step:
+
+============== ========================== ================================================================
+backend        on a CPU                   on a GPU
+============== ========================== ================================================================
+flashinfer     PlannedOnly                real: plan, CUDA-graph wrappers, captured and replayed attention
+triton         real, in the interpreter   real, captured and replayed attention
+flashinfer_mla PlannedOnly                topk 1: real, planned for real; more: PlannedOnly. No attention
+aiter          PlannedOnly                PlannedOnly: its attention needs ROCm
+============== ========================== ================================================================
+
+FlashInfer MLA refuses topk > 1 in its constructor, and its children plan for one branch a request. So for more it is
+made with topk 1 over a request pool that says it is topk times as large, which gives its kv_indptr the shape that the
+constructor computes for topk, and is then told its topk. Every method that runs afterwards is unmodified.
+
+The Triton children ask sgl_kernel, an import stub here, whether a launch may overlap the one before: they are told no.
+
+An instance's ``common_template`` is called through a recorder, which keeps the buffer that it was given: the eager path
+makes one of its own and forgets it.
+
+SGLang cannot run num_steps 1 (a backend's constructor reads its first child) nor an empty batch (no server sends one).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from eagle_kv import reference
+from eagle_kv.batch import DraftConfig
+
+from harness.leg import WrongValues
+from regressions.scenarios import sglang_world as world
+
+_ATTENTION = "sglang.srt.layers.attention"
+BACKENDS = {  # backend: module, class, its children's class
+    "flashinfer": (f"{_ATTENTION}.flashinfer_backend", "FlashInferMultiStepDraftBackend", "FlashInferAttnBackend"),
+    "flashinfer_mla": (
+        f"{_ATTENTION}.flashinfer_mla_backend",
+        "FlashInferMLAMultiStepDraftBackend",
+        "FlashInferMLAAttnBackend",
+    ),
+    "triton": (f"{_ATTENTION}.triton_backend", "TritonMultiStepDraftBackend", "TritonAttnBackend"),
+    "aiter": (f"{_ATTENTION}.aiter_backend", "AiterMultiStepDraftBackend", "AiterAttnBackend"),
+}
+# What the fork server of a selection imports, so that no leg does. It reads this off this module.
+PRELOAD = (
+    *(module for module, _, _ in BACKENDS.values()),
+    "sglang.srt.mem_cache.memory_pool",
+    "sglang.srt.server_args",
+    "sglang.srt.layers.radix_attention",
+)
+TOLERANCE = {torch.float16: (2e-3, 2e-2), torch.float32: (1e-5, 1e-4)}  # absolute, relative
+
+
+def run(params: dict[str, Any], device: str) -> dict[str, Any]:
+    name, seq_lens = params["backend"], params["seq_lens"]
+    mla = name == "flashinfer_mla"
+    config = DraftConfig(
+        topk=params["topk"], num_steps=params["num_steps"], page_size=params["page_size"], max_bs=params["max_bs"],
+        max_context_len=params["max_context_len"], num_qo_heads=16 if mla else 4, num_kv_heads=1 if mla else 2,
+        dtype=torch.float16 if device == "cuda" else torch.float32, device=device,
+    )  # fmt: skip
+    if config.num_steps < 2 or not seq_lens:
+        raise ValueError("SGLang's draft backends need num_steps >= 2 and at least one request")
+    with world.on(device):
+        runner = world.model_runner(config, seq_lens, mla=mla)
+        backend = _backend(name, runner, config)
+        buffers = _recorded(backend)
+        batch = world.forward_batch(seq_lens, config)
+        attention = _Attention(backend, runner, config, len(seq_lens))
+        if params["path"] == "eager":
+            backend.init_forward_metadata(batch)
+            _check_indices(backend, buffers[-1], batch, runner, config)
+            outputs = attention.run(batch)
+        else:
+            outputs = _cuda_graph(backend, buffers, batch, runner, config, attention)
+        attention.check(outputs, _reference_indices(batch, runner, config), batch)
+    facts = {"row": buffers[-1].shape[1], "rows": config.num_steps, "attended_steps": len(outputs)}
+    return facts | {"children": type(backend.attn_backends[0]).__name__}
+
+
+def _backend(name: str, runner: Any, config: DraftConfig) -> Any:
+    module_name, class_name, child_name = BACKENDS[name]
+    module: Any = importlib.import_module(module_name)
+    make = getattr(module, class_name)
+    if not _has_real_children(name, config):
+        setattr(module, child_name, world.PlannedOnly)
+    if type(getattr(module, "is_arch_support_pdl", None)).__module__ == "sgl_kernel":  # asked of an import stub
+        module.is_arch_support_pdl = lambda: False
+    if name != "flashinfer_mla" or config.topk == 1:
+        return make(runner, config.topk, config.num_steps)
+    pool = runner.req_to_token_pool
+    pool.size *= config.topk
+    backend = make(runner, 1, config.num_steps)
+    pool.size //= config.topk
+    backend.topk = config.topk
+    return backend
+
+
+def _has_real_children(name: str, config: DraftConfig) -> bool:
+    if name == "aiter":
+        return False
+    return name == "triton" or (config.device == "cuda" and (name == "flashinfer" or config.topk == 1))
+
+
+def _recorded(backend: Any) -> list[torch.Tensor]:
+    buffers: list[torch.Tensor] = []
+    template = backend.common_template
+
+    def common_template(forward_batch: Any, kv_indices_buffer: Any, call_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        buffers.append(backend.cuda_graph_kv_indices if kv_indices_buffer is None else kv_indices_buffer)
+        return template(forward_batch, kv_indices_buffer, call_fn, *args, **kwargs)
+
+    backend.common_template = common_template
+    return buffers
+
+
+def _cuda_graph(
+    backend: Any, buffers: list[torch.Tensor], batch: Any, runner: Any, config: DraftConfig, attention: _Attention
+) -> list[torch.Tensor]:
+    """Size, capture, replay: in this order as SGLang's graph runner does it."""
+    backend.init_cuda_graph_state(config.max_bs, config.max_bs * config.topk)
+    # captured with short prefixes: a graph whose lengths were baked in would show as wrong values
+    short = world.forward_batch([min(1, length) for length in batch.seq_lens_cpu.tolist()], config)
+    _out_graph(backend, short, in_capture=True)
+    replay = _captured(attention, short) if config.device == "cuda" and attention.steps else None
+    _out_graph(backend, batch, in_capture=False)
+    _check_indices(backend, buffers[-1], batch, runner, config)
+    return replay() if replay else attention.run(batch)
+
+
+def _out_graph(backend: Any, batch: Any, in_capture: bool) -> None:
+    if hasattr(backend, "init_forward_metadata_out_graph"):
+        backend.init_forward_metadata_out_graph(batch, in_capture=in_capture)
+    elif in_capture:
+        backend.init_forward_metadata_capture_cuda_graph(batch)
+    else:
+        backend.init_forward_metadata_replay_cuda_graph(batch, batch.batch_size)
+
+
+def _captured(attention: _Attention, batch: Any) -> Any:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        attention.run(batch)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = attention.run(batch)
+
+    def replay() -> list[torch.Tensor]:
+        graph.replay()
+        return outputs
+
+    return replay
+
+
+def _reference_indices(batch: Any, runner: Any, config: DraftConfig) -> list[torch.Tensor]:
+    return reference.kv_indices(
+        batch.req_pool_indices, runner.req_to_token_pool.req_to_token, batch.seq_lens,
+        topk=config.topk, num_steps=config.num_steps, page_size=config.page_size,
+    )  # fmt: skip
+
+
+def _check_indices(backend: Any, buffer: torch.Tensor, batch: Any, runner: Any, config: DraftConfig) -> None:
+    """All rows of both outputs, the last step's too, which no attention reads; and what each stand-in was handed."""
+    indptr = reference.kv_indptr(batch.seq_lens, topk=config.topk, num_steps=config.num_steps)
+    indices = _reference_indices(batch, runner, config)
+    for i in range(config.num_steps):
+        _same(f"kv_indptr[{i}]", backend.kv_indptr[i, : indptr.shape[1]], indptr[i])
+        _same(f"kv_indices[{i}]", buffer[i, : len(indices[i])], indices[i])
+    for i, child in enumerate(backend.attn_backends):
+        if handed := getattr(child, "planned", None):
+            _same(f"kv_indptr handed to step {i}", handed[0], indptr[i])
+            _same(f"kv_indices handed to step {i}", handed[1], indices[i])
+
+
+def _same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    got = got.to("cpu", torch.int64)
+    if len(got) != len(want):
+        raise WrongValues(f"{name}: {len(got)} elements where {len(want)} are needed")
+    if len(different := (got != want).nonzero()):
+        at = int(different[0])
+        raise WrongValues(
+            f"{name}[{at}]: {int(got[at])}, reference {int(want[at])}; {len(different)} of {len(want)} differ"
+        )
+
+
+class _Attention:
+    """Random queries and a random KV cache, attended to by every real child of a backend that is not MLA."""
+
+    def __init__(self, backend: Any, runner: Any, config: DraftConfig, num_seqs: int):
+        self.children = backend.attn_backends
+        attends = config.num_kv_heads > 1 and not isinstance(self.children[0], world.PlannedOnly)
+        self.steps = config.num_steps - 1 if attends else 0
+        self.config = config
+        if not self.steps:
+            return
+        generator = torch.Generator(config.device).manual_seed(11)
+        self.kv = runner.token_to_kv_pool.get_kv_buffer(0)
+        for buffer in self.kv:
+            buffer.normal_(generator=generator)
+        shape = (self.steps, num_seqs * config.topk, config.num_qo_heads, config.head_dim)
+        self.q = torch.randn(shape, generator=generator, dtype=config.dtype, device=config.device)
+        layer = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
+        self.scale = config.head_dim**-0.5
+        self.layer = layer(config.num_qo_heads, config.head_dim, self.scale, config.num_kv_heads, layer_id=0)
+
+    def run(self, batch: Any) -> list[torch.Tensor]:
+        outputs = []
+        for step in range(self.steps):
+            q = self.q[step].flatten(1)
+            out = self.children[step].forward_decode(q, None, None, self.layer, batch, save_kv_cache=False)
+            outputs.append(out.view(self.q[step].shape))
+        return outputs
+
+    def check(self, outputs: list[torch.Tensor], indices: list[torch.Tensor], batch: Any) -> None:
+        indptr = reference.kv_indptr(batch.seq_lens, topk=self.config.topk, num_steps=self.config.num_steps)
+        absolute, relative = TOLERANCE[self.config.dtype]
+        for step, got in enumerate(outputs):
+            listed = indices[step].to(self.config.device)
+            k, v = self.kv
+            want = reference.paged_decode_attention(self.q[step], k, v, indptr[step], listed, self.scale)
+            if not torch.allclose(got.float(), want.float(), atol=absolute, rtol=relative):
+                worst = (got.float() - want.float()).abs().max().item()
+                raise WrongValues(
+                    f"attention of step {step}: off by up to {worst:.3g}, tolerance {absolute:g} + {relative:g} of it"
+                )

@@ -1,0 +1,288 @@
+"""The prover, from toggle files to a verdict, on a package of its own with real overlays and real legs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import fixes
+from harness.case import Case, Stray
+from harness.errors import InfraError, RottedError
+from harness.prover import Prover
+from harness.sandbox import Sandbox, Servers
+
+PACKAGE = """
+import ctypes
+
+import torch
+
+
+def width(n, topk):
+    return n * topk
+
+
+def check(used, have):
+    if used > have:
+        raise AssertionError(f"buffer too small: {used} of {have}")
+
+
+def unused():
+    return 1
+
+
+def spare(n):
+    return n + 0
+
+
+def fill(n, topk):
+    used = n * topk
+    buffer = torch.zeros(width(n, topk), dtype=torch.int32)
+    check(used, buffer.numel())
+    (ctypes.c_int32 * used).from_address(buffer.data_ptr())[:] = list(range(1, used + 1))
+    return spare(int(buffer.sum()))
+"""
+LEGS = """
+import os, signal, time
+
+def fill(params, device):
+    from harness.leg import WrongValues
+    from tinypkg import work
+    got = work.fill(params["n"], params["topk"])
+    used = params["n"] * params["topk"]
+    if got != used * (used + 1) // 2: raise WrongValues(f"sum {got}")
+    return {"sum": got}
+
+def kills(params, device): os.kill(os.getppid(), signal.SIGKILL)
+def starves(params, device): raise MemoryError("no memory")
+"""
+TOGGLES = """
+pr: 1
+title: a title
+fixes:
+  size:
+    kind: size
+    summary: one sentence
+    scenario: tiny
+    legs:
+      - {out: [size], outcome: guarded, reason: buffer too small}
+      - {out: [size, guard], outcome: overflow, reason: torch.zeros}
+    reversals:
+      eagle_kv: [{target: tinypkg.work.width, edits: [{match: return n * topk, replacement: return n}]}]
+  guard:
+    kind: guard
+    summary: one sentence
+    guard: buffer too small
+    reversals:
+      eagle_kv: [{target: tinypkg.work.fill, edits: [{match: "check(used, buffer.numel())", replacement: ""}]}]
+  unused:
+    kind: arithmetic
+    summary: one sentence
+    scenario: tiny
+    legs: [{out: [unused], outcome: wrong}]
+    reversals:
+      eagle_kv: [{target: tinypkg.work.unused, edits: [{match: return 1, replacement: return 2}]}]
+  spare:
+    kind: arithmetic
+    summary: one sentence
+    scenario: tiny
+    legs: [{out: [spare], outcome: wrong}]
+    reversals:
+      eagle_kv: [{target: tinypkg.work.spare, edits: [{match: return n + 0, replacement: return n}]}]
+  gpu-only:
+    kind: arithmetic
+    summary: one sentence
+    scenario: tiny
+    legs: [{out: [gpu-only], outcome: {cuda: wrong}}]
+    reversals:
+      eagle_kv: [{target: tinypkg.work.spare, edits: [{match: return n + 0, replacement: return n}]}]
+  elsewhere:
+    kind: arithmetic
+    summary: one sentence
+    scenario: tiny
+    legs: [{out: [elsewhere], outcome: wrong}]
+    reversals:
+      sglang: [{target: sglang.nothing, edits: [{match: a, replacement: b}]}]
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("UNFIX_CACHE", str(tmp_path / "cache"))
+    for name, text in {
+        "kernels/tinypkg/__init__.py": "",
+        "kernels/tinypkg/work.py": PACKAGE,
+        "unfix_test_tiny_legs.py": LEGS,
+        "toggles/1.yaml": TOGGLES,
+    }.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def prover(project, sandbox):
+    return make(project, sandbox)
+
+
+def make(project, sandbox, **more):
+    more = {"device": "cpu", **more}
+    return Prover(fixes.load(project / "toggles"), root=project, servers=Servers.around(sandbox), **more)
+
+
+def case(n=2, topk=3, entry="fill", **more):
+    over = max(0, n * topk - n)
+    known = {"tells": over > 0, "stray": Stray("after", over), "why": "topk is 1"}
+    return Case(
+        **{"id": f"n{n}-topk{topk}", "entry": f"unfix_test_tiny_legs:{entry}", "params": {"n": n, "topk": topk}},
+        **{**known, **more},
+    )
+
+
+def outcomes(result):
+    return [(leg.reverted, leg.outcome) for leg in result.legs]
+
+
+SIZE, GUARD = "1:size", "1:guard"
+
+
+def test_a_fix_is_proved(prover):
+    result = prover.prove(SIZE, case())
+    assert (result.verdict.kind, result.verdict.reason) == ("proved", None)
+    assert outcomes(result) == [((), "clean"), ((SIZE,), "guarded"), ((SIZE, GUARD), "overflow")]
+    over = result.legs[2].overflow
+    assert (over["side"], over["observed_elements"], over["predicted_elements"]) == ("after", 4, 4)
+    assert (over["first_offset_bytes"], over["last_offset_bytes"]) == (0, 12)
+    assert [set(leg.reached) for leg in result.legs] == [set(leg.targets) for leg in result.legs]
+
+
+def test_an_input_that_cannot_tell_says_so(prover):
+    result = prover.prove(SIZE, case(topk=1))
+    assert [outcome for _, outcome in outcomes(result)] == ["clean"] * 3
+    assert result.verdict.kind == "proved" and result.verdict.reason.endswith("topk is 1")
+    assert result.as_dict()["tells"] is False
+
+
+@pytest.mark.parametrize("stray", [Stray("after", 3), Stray("before", 4), None])
+def test_a_wrong_prediction_is_unexpected(prover, stray):
+    assert prover.prove(SIZE, case(stray=stray)).verdict.kind == "unexpected"
+
+
+def test_a_case_may_declare_another_outcome_and_reason(prover):
+    both = frozenset({SIZE, GUARD})
+    assert prover.prove(SIZE, case(expect={both: "crashed"})).verdict.kind == "unexpected"
+    result = prover.prove(SIZE, case(reason={both: "another buffer"}))
+    assert result.verdict.kind == "unexpected" and "/another buffer/" in result.verdict.reason
+
+
+# fix -> verdict, a part of its reason
+VERDICTS = {
+    "1:unused": ("not-reached", "never entered tinypkg.work.unused"),
+    "1:spare": ("vacuous", "must be wrong, is clean"),
+    "1:gpu-only": ("vacuous", ""),  # declares nothing for a CPU
+    "1:elsewhere": ("skipped", "eagle_kv"),  # nothing can be undone here
+    "1:guard": ("vacuous", ""),  # declares no leg at all
+}
+
+
+@pytest.mark.parametrize("fix", VERDICTS)
+def test_what_proves_nothing(prover, fix):
+    result = prover.prove(fix, case())
+    kind, part = VERDICTS[fix]
+    assert (result.verdict.kind, result.verdict.fix) == (kind, fix)
+    assert part in result.verdict.reason
+
+
+@pytest.mark.parametrize("fix", ["1:elsewhere", "1:guard"])
+def test_an_input_that_cannot_tell_is_no_way_around(prover, fix):
+    assert prover.prove(fix, case(topk=1)).verdict.kind == VERDICTS[fix][0]
+
+
+# what was done to the source -> which reversal is gone, a part of the reason
+ROTTED = {
+    "return n * topk": ("return topk * n", SIZE, "return n * topk"),
+    "check(used, buffer.numel())": ("pass", GUARD, "check(used, buffer.numel())"),
+    "def width(": ("def row_width(", SIZE, "has no width"),
+    "    check(used, buffer.numel())\n": ("    check(used, buffer.numel())\n" * 2, GUARD, "appears 2 times"),
+}
+
+
+@pytest.mark.parametrize("old", ROTTED)
+def test_rotted_blames_the_fix_whose_reversal_rotted(project, sandbox, old):
+    new, fix, part = ROTTED[old]
+    source = project / "kernels/tinypkg/work.py"
+    source.write_text(source.read_text().replace(old, new))
+    prover = make(project, sandbox)
+    result = prover.prove(SIZE, case())
+    assert (result.verdict.kind, result.verdict.fix, result.legs) == ("rotted", fix, ())
+    assert part in result.verdict.reason
+    assert (result.as_dict()["fix"], result.as_dict()["blames"]) == (SIZE, fix)
+    with pytest.raises(RottedError, match=fix):
+        prover.edits([SIZE, GUARD])
+
+
+def test_a_finding_next_to_a_fix_that_is_gone_blames_the_one_that_is_gone(project, sandbox):
+    source = project / "kernels/tinypkg/work.py"
+    source.write_text(source.read_text().replace("return n * topk", "return n"))
+    result = make(project, sandbox).prove("1:spare", case())
+    assert (result.verdict.kind, result.verdict.fix) == ("rotted", SIZE)
+    assert "never entered tinypkg.work.spare" in result.verdict.reason
+    assert [leg.outcome for leg in result.legs] == ["guarded", "guarded"]
+
+
+def test_a_real_regression_is_the_fix_s_own(project, sandbox):
+    source = project / "kernels/tinypkg/work.py"
+    source.write_text(source.read_text().replace("list(range(1, used + 1))", "list(range(used))"))
+    result = make(project, sandbox).prove(SIZE, case())
+    assert (result.verdict.kind, result.verdict.fix) == ("regressed", SIZE)
+    assert "must be clean, is wrong (sum 15)" in result.verdict.reason
+
+
+def test_a_session_s_revert_is_in_every_leg(project, sandbox):
+    prover = make(project, sandbox, session=(SIZE,))
+    result = prover.prove(SIZE, case())
+    assert outcomes(result) == [((SIZE,), "guarded"), ((SIZE,), "guarded"), ((SIZE, GUARD), "overflow")]
+    assert result.verdict.kind == "regressed" and f"with {SIZE} out" in result.verdict.reason
+    assert prover.prove(SIZE, case(topk=1)).verdict.kind == "proved"
+    other = prover.prove("1:spare", case())
+    assert [leg.reverted for leg in other.legs] == [(SIZE,), (SIZE, "1:spare")]
+    assert other.verdict.kind == "not-reached"  # the guard fires before spare()
+    assert SIZE in other.verdict.reason
+
+
+def test_what_is_not_here_is_skipped(project, sandbox, prover):
+    result = prover.prove(SIZE, case(needs_cuda=True))
+    assert result.verdict.kind == "skipped" and "CUDA" in result.verdict.reason
+    on_gpu = make(project, sandbox, device="cuda")
+    result = on_gpu.prove(SIZE, case(cuda_packages=("no_such_package_here",)))
+    assert result.verdict.kind == "skipped" and "no_such_package_here" in result.verdict.reason
+    assert result.legs == ()
+
+
+def test_a_machine_that_gives_no_memory_is_infra(prover):
+    result = prover.prove(SIZE, case(entry="starves", reaches=False))
+    assert result.verdict.kind == "infra" and "no memory" in result.verdict.reason
+
+
+def test_a_lost_server_is_infra_and_the_next_case_runs(project):
+    with Sandbox("cpu") as own:
+        prover = make(project, own)
+        result = prover.prove(SIZE, case(entry="kills", reaches=False))
+        assert (result.verdict.kind, result.legs) == ("infra", ())
+        assert "fork server was lost" in result.verdict.reason
+        assert prover.prove(SIZE, case()).verdict.kind == "proved"
+
+
+def test_the_environment_is_a_leg_s(prover):
+    facts = prover.environment
+    assert (facts["device"], facts["cuda"]) == ("cpu", None)
+    assert all(facts[name] for name in ("python", "torch", "triton"))
+
+
+def test_without_a_gpu_no_leg_runs_on_one(project, sandbox):
+    prover = make(project, sandbox, device="cuda")
+    with pytest.raises(InfraError, match="cuda"):
+        _ = prover.environment
+    result = prover.prove(SIZE, case())
+    assert (result.verdict.kind, result.legs) == ("infra", ())

@@ -1,0 +1,275 @@
+"""The sandbox: a leg may do anything to itself, and only that leg is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InfraError
+from harness.sandbox import CAPTURE_BYTES, Request, Sandbox
+
+LEGS = """
+import ctypes, os, signal, subprocess, sys, time
+
+def clean(params, device):
+    print("on stdout"); print("on stderr", file=sys.stderr)
+    return {"sum": sum(params["numbers"]), "device": device, "pid": os.getpid(), "server": os.getppid()}
+
+def nothing(params, device): pass
+def raises(params, device): raise KeyError("the message")
+def segfaults(params, device): ctypes.string_at(0)
+def aborts(params, device): os.write(2, b"Assertion `x' failed.\\n"); os.abort()
+def leaves(params, device): sys.exit(3)
+def vanishes(params, device): os._exit(0)
+def terminated(params, device): os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)
+def is_wrong(params, device):
+    from harness.leg import WrongValues
+    raise WrongValues("x[0]: 1, reference 2")
+def interrupted(params, device): raise KeyboardInterrupt
+
+def child(params):
+    started = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
+    open(params["note"], "w").write(str(started.pid))
+
+def hangs(params, device): child(params); time.sleep(300)
+def leaves_a_child(params, device): child(params)
+def kills_the_server(params, device): child(params); os.kill(os.getppid(), signal.SIGKILL); time.sleep(params["stay"])
+def shouts(params, device): print("#" * (1 << 20) + "the end", file=sys.stderr)
+def environment(params, device): return {name: os.environ.get(name) for name in params["names"]}
+def imports(params, device):
+    import mine
+    return {"file": mine.__file__}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("legs")
+    (folder / "unfix_test_legs.py").write_text(LEGS)
+    return folder
+
+
+@pytest.fixture
+def run(sandbox, folder):
+    def run(name, params=None, **more):
+        return sandbox.run(Request(f"unfix_test_legs:{name}", params or {}, path=[str(folder)], **more))
+
+    return run
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ends within a few seconds; a zombie that init has yet to reap has ended."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_clean_leg(run):
+    ending = run("clean", {"numbers": [1, 2, 3]})
+    assert ending.report["raised"] is None and ending.report["hits"] == [] and ending.report["wrong"] is None
+    facts = ending.report["facts"]
+    assert (facts["sum"], facts["device"]) == (6, "cpu")
+    assert facts["pid"] != os.getpid() and facts["server"] != os.getpid()
+    assert (ending.stdout, ending.stderr) == ("on stdout\n", "on stderr\n")
+    assert (ending.exit_code, ending.signal, ending.timed_out) == (0, None, False)
+
+
+def test_legs_share_the_server_and_nothing_else(run):
+    first, second = (run("clean", {"numbers": []}).report["facts"] for _ in range(2))
+    assert first["server"] == second["server"] and first["pid"] != second["pid"]
+
+
+# entry -> exit code, signal, a part of what is left; None: no report
+ENDINGS = {
+    "nothing": (0, None, "{}"),
+    "raises": (0, None, "KeyError"),
+    "is_wrong": (0, None, "reference 2"),
+    "segfaults": (None, "SIGSEGV", "segfaults"),
+    "aborts": (None, "SIGABRT", "Assertion `x' failed."),
+    "terminated": (None, "SIGTERM", ""),
+    "vanishes": (0, None, ""),
+    "leaves": (70, None, "SystemExit: 3"),
+    "interrupted": (70, None, "KeyboardInterrupt"),
+    "no_such_entry": (0, None, "AttributeError"),
+}
+REPORTS = ("nothing", "raises", "is_wrong", "no_such_entry")
+
+
+@pytest.mark.parametrize("entry", ENDINGS)
+def test_ending(run, entry):
+    exit_code, signalled, part = ENDINGS[entry]
+    ending = run(entry)
+    assert (ending.exit_code, ending.signal, ending.timed_out) == (exit_code, signalled, False)
+    assert (ending.report is not None) == (entry in REPORTS)
+    assert part in str(ending.report) + ending.stderr
+    assert run("nothing").report is not None
+
+
+def test_a_hanging_leg_is_stopped_with_all_that_it_started(run, tmp_path):
+    started = time.monotonic()
+    ending = run("hangs", {"note": str(tmp_path / "pid")}, timeout=2)
+    assert ending.timed_out and ending.report is None
+    assert time.monotonic() - started < 30
+    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert run("nothing").report is not None
+
+
+def test_a_child_that_outlives_its_leg_is_killed(run, tmp_path):
+    ending = run("leaves_a_child", {"note": str(tmp_path / "pid")})
+    assert ending.report["raised"] is None
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_of_a_long_stream_the_end_is_kept(run):
+    ending = run("shouts")
+    assert ending.report["raised"] is None
+    assert len(ending.stderr) == CAPTURE_BYTES and ending.stderr.endswith("##the end\n")
+
+
+def test_a_selection_around_the_run_does_not_reach_a_leg(folder, monkeypatch):
+    monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27338")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    names = ["SGLANG_DEBUG_REVERT_PR", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "PYTHONPATH"]
+    with Sandbox("cpu", preload=()) as sandbox:
+        ending = sandbox.run(Request("unfix_test_legs:environment", {"names": names}, path=[str(folder)]))
+    facts = ending.report["facts"]
+    assert [facts[name] for name in names[:3]] == [None, "", "1"]
+    assert facts["PYTHONPATH"].split(os.pathsep)[0] == str(folder)  # for what a leg starts
+
+
+def test_a_leg_is_never_a_path_s_second_user(sandbox, folder, tmp_path):
+    """What one leg imported from its overlay is not there for the next one."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text("")
+        path = [str(tmp_path / name), str(folder)]
+        ending = sandbox.run(Request("unfix_test_legs:imports", path=path))
+        assert ending.report["facts"]["file"] == str(tmp_path / name / "mine.py")
+
+
+@pytest.mark.parametrize("stay", [0, 300])
+def test_a_lost_server_costs_the_leg_that_ran(folder, tmp_path, stay):
+    with Sandbox("cpu", preload=()) as sandbox:
+        params = {"note": str(tmp_path / "pid"), "stay": stay}
+        request = Request("unfix_test_legs:kills_the_server", params, path=[str(folder)], timeout=20)
+        started = time.monotonic()
+        with pytest.raises(InfraError, match="fork server was lost") as caught:
+            sandbox.run(request)
+        assert "\n" not in str(caught.value)
+        assert time.monotonic() - started < 15, "noticed by the leg's time-out only"
+        assert sandbox.run(Request("unfix_test_legs:nothing", path=[str(folder)])).report is not None
+    orphan = int((tmp_path / "pid").read_text())
+    gone = is_gone(orphan)
+    if not gone:
+        os.kill(orphan, signal.SIGKILL)
+    assert gone, "what the leg started outlives it"
+
+
+def test_a_server_that_died_between_legs_is_started_again(folder):
+    request = Request("unfix_test_legs:clean", {"numbers": []}, path=[str(folder)])
+    with Sandbox("cpu", preload=()) as sandbox:
+        server = sandbox.run(request).report["facts"]["server"]
+        os.kill(server, signal.SIGKILL)
+        assert is_gone(server)
+        assert sandbox.run(request).report["facts"]["server"] != server
+
+
+def test_close_ends_the_server_and_a_closed_sandbox_can_be_used_again(folder):
+    request = Request("unfix_test_legs:clean", {"numbers": []}, path=[str(folder)])
+    sandbox = Sandbox("cpu", preload=())
+    for _ in range(2):
+        server = sandbox.run(request).report["facts"]["server"]
+        sandbox.close()
+        assert is_gone(server)
+    sandbox.close()
+
+
+@pytest.mark.parametrize("package", ["no_such_package_here", "unfix_breaks_on_import"])
+def test_a_missing_package_is_one_line_that_names_it(folder, monkeypatch, package):
+    (folder / "unfix_breaks_on_import.py").write_text("raise OSError('unfix_breaks_on_import: no libfoo.so')")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with Sandbox("cpu", preload=("json", package)) as sandbox, pytest.raises(InfraError) as caught:
+        sandbox.run(Request("unfix_test_legs:nothing"))
+    assert package in str(caught.value) and sys.executable in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+CLIENT = """
+import sys, threading, time
+from harness.sandbox import Request, Sandbox
+sandbox = Sandbox("cpu", preload=())
+ending = sandbox.run(Request("unfix_test_legs:clean", {"numbers": []}, path=[sys.argv[1]]))
+print(ending.report["facts"]["server"], flush=True)
+if sys.argv[3] == "busy":
+    sandbox.run(Request("unfix_test_legs:hangs", {"note": sys.argv[2]}, path=[sys.argv[1]]))
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("doing", ["idle", "busy"])
+def test_nothing_is_left_of_a_client_that_was_killed(folder, root, tmp_path, doing):
+    note = tmp_path / "pid"
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, str(folder), str(note), doing], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        server = int(client.stdout.readline())
+        if doing == "busy":
+            until = time.monotonic() + 20
+            while not (note.exists() and note.read_text()) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert note.exists(), "the leg did not start"
+    finally:
+        client.kill()
+        client.wait()
+        client.stdout.close()
+    assert is_gone(server)
+    if doing == "busy":
+        assert is_gone(int(note.read_text()))
+
+
+def test_a_leg_s_folder_is_removed(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for entry in ("nothing", "segfaults"):
+        run(entry)
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_room_for_a_leg_s_folder_is_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(InfraError, match="missing"):
+        run("nothing")
+
+
+class TestInline:
+    """``UNFIX_SANDBOX=inline``: the same answers, from this very process."""
+
+    @pytest.fixture
+    def inline(self, folder, monkeypatch):
+        monkeypatch.setenv("UNFIX_SANDBOX", "inline")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        yield lambda name, **params: Sandbox("cpu").run(Request(f"unfix_test_legs:{name}", params, path=[str(folder)]))
+        with contextlib.suppress(KeyError):
+            del sys.modules["unfix_test_legs"]
+
+    def test_it_runs_here_and_leaves_nothing(self, inline, folder):
+        ending = inline("clean", numbers=[4, 5])
+        assert ending.report["facts"]["sum"] == 9 and ending.report["facts"]["pid"] == os.getpid()
+        assert "unfix_test_legs" not in sys.modules and str(folder) not in sys.path
+
+    def test_what_a_leg_raises_is_reported(self, inline):
+        assert inline("raises").report["raised"]["type"] == "KeyError"
+        assert inline("is_wrong").report["wrong"] == "x[0]: 1, reference 2"
