@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness import fixes, overlay, report, script, selection
+from harness import fixes, lightenv_cli, overlay, report, script, selection, upstream, upstream_cli, variants
 from harness.case import Case
 from harness.code_base import resolve
 from harness.device import resolve_device
@@ -35,6 +35,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+upstream_cli.register(app)
+lightenv_cli.register(app)
 
 Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
@@ -288,18 +290,23 @@ def _integers(name: str, text: str) -> list[int]:
 
 
 @app.command()
-def diff(sel: Selection, target: Annotated[str, typer.Option(help="the code base")] = "eagle_kv") -> None:
+def diff(sel: Selection, target: TargetName = "eagle_kv", release: Release = None, source: Source = None) -> None:
     """The unified diff that a selection amounts to.
 
-    Example: unfix diff 27338:topk-factor
+    Example: unfix diff 27338:topk-factor --target sglang --release 0.5.13
     """
     registered = catalogue()
     chosen = selection.parse(sel, registered, source="SEL")
-    known = sorted({name for fix in registered for name in fix.code_bases})
-    if target not in known:
-        raise UsageError(f"--target {target}: no fix can be undone there, only in {', '.join(known)}")
-    plan = overlay.plan(registered.reversals(chosen, target), [project_root() / "kernels"])
+    roots = [_sources(target, release, source)]
+    plan = overlay.plan(variants.choose_all(registered, chosen, target, roots), roots)
     _say(overlay.diff(plan), end="")
+
+
+def _sources(target: str, release: str | None, source: str | None) -> Path:
+    """Where the sources of a code base are that is only read."""
+    if target != "sglang" or (not release and not source):
+        return resolve(target, project_root(), release, source).sources
+    return (upstream.checkout(source) if source else upstream.release(release or "")).root
 
 
 def _write_json(where: str, document: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def locate(target: str, roots: Sequence[Path | str] = ()) -> Location:
     check_target(target)
     is_path = "/" in target
     parts = target.split("/" if is_path else ".")
-    root = _import_root(parts[0], roots)
+    root = import_root(parts[0], roots)
     package = root / parts[0]
     rest: list[str] = []
     if is_path:
@@ -140,7 +140,7 @@ def locate(target: str, roots: Sequence[Path | str] = ()) -> Location:
     return Location(target, kind, file, root, package, relpath, module, qualname, regions, source, language)
 
 
-def _import_root(top: str, roots: Sequence[Path | str]) -> Path:
+def import_root(top: str, roots: Sequence[Path | str]) -> Path:
     for root in map(Path, roots):
         if (root / top).is_dir() or (root / f"{top}.py").is_file():
             return root.absolute()
@@ -194,6 +194,7 @@ def _names_of(file: Path) -> list[str]:
 
 
 @lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def definitions(text: str) -> dict[str, tuple[list[_Definition], str]]:
     """Every function and class of a module: dotted name -> (its definitions in source order, Python's qualname)."""
     with warnings.catch_warnings():

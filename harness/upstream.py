@@ -25,7 +25,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.errors import InfraError, MissingPackageError, UsageError
 from harness.overlay import cache_dir
-from harness.targets import _import_root as import_root
+from harness.targets import import_root
 from harness.tokens import C_SUFFIXES
 
 PACKAGE = "sglang"
