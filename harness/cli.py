@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)  # outside of its standalone mode, typer returns an Exit's code
         sys.stdout.flush()
+        if code == 130:  # typer's own for Ctrl-C
+            print("unfix: interrupted", file=sys.stderr)
         sys.exit(code or 0)
     except UnfixError as error:
         print(f"unfix: {error}", file=sys.stderr)
@@ -156,8 +159,11 @@ def run(
     chosen = selection.parse(wanted, registered, source="SEL")
     if not chosen:
         raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
+    _session(registered)  # pytest reads it again; a bad value is said here, with our exit code
     device = resolve_device(device)
     code_base = resolve(target, root, release, source)
+    if junit and not Path(junit).resolve().parent.is_dir():
+        raise InfraError(f"--junit {junit}: there is no folder {Path(junit).resolve().parent}")
     with Prover(registered, device=device, root=root, target=code_base) as prover:
         _ = prover.environment  # a machine that can't run legs is said once, here, and not by every case
     with tempfile.TemporaryDirectory(prefix="unfix-run-") as scratch:
@@ -183,14 +189,22 @@ def run(
     if json_out != "-":
         console = _console()
         console.print(report.table(records))
-        for line in report.not_proved(records):
+        for line in [*report.not_proved(records), *(f"no case: {fix}" for fix in report.untouched(records, chosen))]:
             console.print(line, markup=False, soft_wrap=True)
         console.print(report.summary_line(records))
-    code = report.exit_code(records)
+    code = report.exit_code(records, chosen)
     if ended.returncode not in (0, 1) or (ended.returncode == 1 and code == 0):
         _note(f"pytest ended with {ended.returncode}, for a reason that no verdict holds: its own words are above")
         code = 4
     raise typer.Exit(code)
+
+
+def _session(registered: fixes.Catalogue) -> tuple[str, ...]:
+    """What SGLANG_DEBUG_REVERT_PR takes out of every leg; says so, since it changes what a verdict means."""
+    reverted = selection.parse(os.environ.get(selection.VARIABLE), registered)
+    if reverted:
+        _note(f"REVERT ACTIVE in every leg ({selection.VARIABLE}): {', '.join(reverted)}")
+    return reverted
 
 
 def _workers(jobs: str, device: str) -> str:
@@ -224,6 +238,7 @@ def repro(
     num_slots: Annotated[int | None, typer.Option(help="slots of the pool")] = None,
     row_bytes: Annotated[int | None, typer.Option(help="bytes of a K or V row")] = None,
     index_bytes: Annotated[int | None, typer.Option(help="4 or 8: width of a slot id")] = None,
+    strided: Annotated[bool | None, typer.Option("--strided", help="K and V are slices of wider rows")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(help="speculative_num_draft_tokens")] = None,
     detector: Annotated[str | None, typer.Option(help="red-zone or guard-page")] = None,
     json_out: JsonOut = None,
@@ -244,9 +259,9 @@ def repro(
     if len(chosen) > 1:
         _note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}")
     case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
-    device = resolve_device(device)
-    root = project_root()
-    with Prover(registered, device=device, root=root, target=resolve(target, root, release, source)) as prover:
+    session, device, root = _session(registered), resolve_device(device), project_root()
+    code_base = resolve(target, root, release, source)
+    with Prover(registered, device=device, root=root, target=code_base, session=session) as prover:
         result = prover.prove(fix.id, case)
         environment = prover.environment if result.legs else {}
     if script_out and not result.legs:
@@ -258,8 +273,6 @@ def repro(
         _write_json(json_out, report.matrix(environment, [result.as_dict()], []))
     if json_out != "-":
         _say(report.explain(result))
-        if not case.tells:
-            _say(f"  why: {case.why}")
     raise typer.Exit(report.exit_code_of(result.verdict.kind))
 
 
@@ -281,12 +294,9 @@ def _build_case(fix: fixes.Fix, options: dict[str, Any]) -> Case:
 
 
 def _integers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise UsageError(
-            f"--{name.replace('_', '-')} {text!r}: must be integers with commas between, like 5,3,8"
-        ) from None
+    if text and not re.fullmatch(r"-?[0-9]+(,-?[0-9]+)*", text):
+        raise UsageError(f"--{name.replace('_', '-')} {text!r}: must be integers with commas between, like 5,3,8")
+    return [int(part) for part in text.split(",")] if text else []
 
 
 @app.command()
@@ -310,6 +320,8 @@ def _sources(target: str, release: str | None, source: str | None) -> Path:
 
 
 def _write_json(where: str, document: dict[str, Any]) -> None:
+    if not where:
+        raise UsageError("--json needs a file name, or '-' for stdout")
     if where == "-":
         _say(json.dumps(document, indent=1))
     else:

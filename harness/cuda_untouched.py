@@ -36,7 +36,9 @@ def _told(name: str, answer: Callable[[int], Any]) -> None:
 
     @functools.wraps(asked)
     def ask(device: Any = None) -> Any:
-        return asked(device) if torch.cuda.is_initialized() else answer(_index(device))
+        if torch.cuda.is_initialized() or not compute_capabilities():
+            return asked(device)
+        return answer(_index(device))
 
     setattr(torch.cuda, name, ask)
 

@@ -20,13 +20,16 @@ from typing import Any
 
 from harness.sandbox import Ending
 
-OUTCOMES = ("clean", "guarded", "overflow", "wrong", "crashed", "hung", "error")
-
 # what torch and the driver call an error of the device itself
 _DEVICE_ERROR = re.compile(r"CUDA error|device-side assert|illegal memory access|CUDA_ERROR_|cudaError", re.I)
 # not a fact about the code under test: the machine could not run it
-_INFRA_TYPES = {"OutOfMemoryError", "MemoryError", "ToolchainError", "ModuleNotFoundError"}
-_INFRA_TEXT = re.compile(r"CUDA out of memory|can't allocate memory|No space left on device|CUDA_ERROR_OUT_OF_MEMORY")
+_INFRA_TYPES = {"OutOfMemoryError", "MemoryError", "ToolchainError", "ModuleNotFoundError", "PermissionError"}
+_INFRA_TEXT = re.compile(
+    r"CUDA out of memory|can't allocate memory|No space left on device|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUDA error: (out of memory|no kernel image|initialization error|all CUDA-capable devices are busy)"
+)
+# sent from outside: by a user, a scheduler, a limit
+_INFRA_SIGNALS = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGXFSZ"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def read(
         outcome = "error"
     else:
         outcome = "wrong" if report["wrong"] else "clean"
+    if outcome == "clean" and detector != "none" and not report.get("watched", 1):
+        outcome, error = "error", f"the {detector} detector watched no allocation: clean would mean nothing"
     overflow = _overflow(hits, detector, predicted) if hits else None
     return Leg(
         reverted=tuple(reverted),
@@ -105,7 +110,7 @@ def _error(ending: Ending) -> tuple[str, str]:
         return f"did not end within {ending.seconds:.0f} s", ""
     if ending.signal:
         line = f"{ending.signal}{_last_words(ending.stderr)}"
-        return line, line if ending.signal == "SIGKILL" else ""
+        return line, line if ending.signal in _INFRA_SIGNALS else ""
     if raised := report.get("raised"):
         first = (raised["message"].strip().splitlines() or [""])[0]
         line = f"{raised['type']}: {first}" + (_assertion(ending.stderr) if "device-side assert" in first else "")
@@ -139,6 +144,7 @@ def _overflow(hits: list[dict[str, Any]], detector: str, predicted: int | None) 
         "first_offset_bytes": min(hit["first_offset_bytes"] for hit in hits),
         "last_offset_bytes": max(hit["last_offset_bytes"] for hit in hits),
         "detector": detector,
+        **({"lower_bound": True} if any(hit.get("lower_bound") for hit in hits) else {}),
         "buffers": [_buffer(hit["allocation"]) for hit in hits],
         "values": [value for hit in hits for value in hit["values"]][:8],
     }

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from harness import code_base, fixes, report, selection
+from harness import code_base, fixes, selection
+from harness import report as reports
 from harness.case import Case
 from harness.device import resolve_device
-from harness.errors import InfraError, UnfixError
+from harness.errors import InfraError, UnfixError, UsageError
 from harness.prover import Prover, Result
 
 VARIABLE = "SGLANG_DEBUG_REVERT_PR"
@@ -28,6 +29,7 @@ _environment = pytest.StashKey[dict[str, Any]]()
 _catalogue = pytest.StashKey[fixes.Catalogue]()
 _session_revert = pytest.StashKey[tuple[str, ...]]()
 _code_base = pytest.StashKey[code_base.CodeBase]()
+_selected = pytest.StashKey[tuple[str, ...]]()
 _complaint = pytest.StashKey[str]()
 
 
@@ -56,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_session_revert] = selection.parse(
             os.environ.get(VARIABLE), config.stash[_catalogue], source=VARIABLE
         )
+        config.stash[_selected] = selection.parse(
+            config.option.unfix_select, config.stash[_catalogue], source="--unfix-select"
+        )
         config.option.unfix_device = resolve_device(config.option.unfix_device)
         config.stash[_code_base] = code_base.resolve(
             config.option.unfix_target, config.rootpath, config.option.unfix_release, config.option.unfix_source
@@ -73,31 +78,39 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    marker = metafunc.definition.get_closest_marker("cases")
-    if marker is None or "case" not in metafunc.fixturenames:
+    try:
+        _parametrize(metafunc)
+    except UnfixError as error:
+        # a collection error with one line: under xdist a UsageError here would be pytest's own internal error
+        raise pytest.Collector.CollectError(f"unfix: {metafunc.definition.nodeid}: {error}") from None
+
+
+def _parametrize(metafunc: pytest.Metafunc) -> None:
+    test, catalogue = metafunc.definition, metafunc.config.stash[_catalogue]
+    fix, cases = test.get_closest_marker("fix"), test.get_closest_marker("cases")
+    if fix and (len(fix.args) != 1 or fix.args[0] not in catalogue.ids):
+        named = ", ".join(map(repr, fix.args)) or "without an id"
+        raise UsageError(f"no fix {named} is registered under toggles/")
+    if fix and not {"prove", "prover"} & set(metafunc.fixturenames):
+        raise UsageError("a test of a fix needs the fixture prove, and must call it")
+    if cases is None:
         return
-    build: Callable[[str], list[Case]] = marker.kwargs["of"]
-    cases = build(metafunc.config.option.unfix_device)
-    metafunc.parametrize("case", cases, ids=[case.id for case in cases])
+    if set(cases.kwargs) != {"of"} or cases.args or "case" not in metafunc.fixturenames:
+        raise UsageError("write @pytest.mark.cases(of=build) on a test that takes case")
+    build: Callable[[str], list[Case]] = cases.kwargs["of"]
+    built = build(metafunc.config.option.unfix_device)
+    ids = [case.id for case in built]
+    if not built or len(set(ids)) < len(ids):
+        doubled = sorted({name for name in ids if ids.count(name) > 1})
+        raise UsageError(f"two cases are called {doubled[0]}" if doubled else "there is no case in its table")
+    metafunc.parametrize("case", built, ids=ids)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    catalogue = config.stash[_catalogue]
-    for item in items:
-        if (marker := item.get_closest_marker("fix")) is None:
-            continue
-        if len(marker.args) != 1 or marker.args[0] not in catalogue.ids:
-            named = ", ".join(map(repr, marker.args)) or "without an id"
-            raise pytest.UsageError(f"unfix: {item.nodeid}: no fix {named} is registered under toggles/")
-    if not config.option.unfix_select:
-        return
-    try:
-        wanted = set(selection.parse(config.option.unfix_select, catalogue, source="--unfix-select"))
-    except UnfixError as error:
-        raise pytest.UsageError(f"unfix: {error}") from error
-    kept = [item for item in items if (marker := item.get_closest_marker("fix")) and marker.args[0] in wanted]
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
+    if wanted := config.stash[_selected]:
+        kept = [item for item in items if (marker := item.get_closest_marker("fix")) and marker.args[0] in wanted]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")
@@ -129,27 +142,57 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
         if result.verdict.kind == "skipped":
             pytest.skip(result.verdict.reason or "")
         if result.verdict.kind != "proved":
-            pytest.fail(report.explain(result), pytrace=False)
+            pytest.fail(reports.explain(result), pytrace=False)
         return result
 
     return check
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test of a fix that passes without a verdict has proved nothing."""
+    made: Any = yield
+    marker = item.get_closest_marker("fix")
+    silent = marker and made.when == "call" and not any(name == "unfix" for name, _ in item.user_properties)
+    if marker and silent and made.passed:
+        made.outcome = "failed"
+        made.longrepr = f"unfix: this test is about {marker.args[0]} and never called prove: it proves nothing"
+    return made
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Collect what workers (or this process) recorded: user properties travel with the report under xdist, too."""
-    if report.when != "call" or (config := _Controller.config) is None:
+    if (config := _Controller.config) is None:
+        return
+    if report.when == "???" and report.failed:  # xdist's report of a worker that died
+        config.stash[_records].append(_lost(report.nodeid, config))
+    if report.when != "call":
         return
     for name, value in report.user_properties:
         if name == "unfix":
             config.stash[_records].append(value)  # type: ignore[arg-type]
+            _Controller.fixes[report.nodeid.partition("[")[0]] = value["fix"]  # type: ignore[index]
         elif name == "unfix-environment" and value:
             config.stash[_environment] = dict(value)  # type: ignore[arg-type, call-overload]
+
+
+def _lost(nodeid: str, config: pytest.Config) -> dict[str, Any]:
+    """The record of a case whose worker died: lost is not proved, and must not be missing either."""
+    test, _, case = nodeid.partition("[")
+    fix = _Controller.fixes.get(test, "unknown")
+    reason = f"the worker that ran {nodeid} was lost"
+    return {
+        "regression": fix.partition(":")[0], "fix": fix, "blames": fix, "case": case.rstrip("]"), "backend": "",
+        "target": config.option.unfix_target, "device": config.option.unfix_device, "tells": False,
+        "verdict": "infra", "reason": reason, "legs": [],
+    }  # fmt: skip
 
 
 class _Controller:
     """pytest gives pytest_runtest_logreport no config: the process that writes the matrix keeps its own here."""
 
     config: pytest.Config | None = None
+    fixes: dict[str, str] = {}  # of tests seen so far: a lost worker's report names its test only
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -159,13 +202,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    if _Controller.config is not config or not config.option.unfix_json:
+    if _Controller.config is not config:
+        return
+    records: list[dict[str, Any]] = config.stash[_records]
+    if session.exitstatus == pytest.ExitCode.OK and records and all(row["verdict"] == "skipped" for row in records):
+        config.stash[_complaint] = "every case was skipped: nothing is proved"
+        session.exitstatus = InfraError.exit_code
+    if not config.option.unfix_json:
         return
     seen: dict[str, Any] = config.stash.get(_environment, {})
     environment = seen or {"target": config.option.unfix_target}
-    document = report.matrix(environment, config.stash[_records], _reverted(config))
+    document = reports.matrix(environment, config.stash[_records], _reverted(config))
     try:
-        report.write_json(Path(config.option.unfix_json), document)
+        reports.write_json(Path(config.option.unfix_json), document)
     except InfraError as error:
         config.stash[_complaint] = str(error)
         session.exitstatus = error.exit_code
@@ -178,6 +227,6 @@ def _reverted(config: pytest.Config) -> list[str]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if records := config.stash[_records]:
-        terminalreporter.write_line(report.summary_line(records))
+        terminalreporter.write_line(reports.summary_line(records))
     if complaint := config.stash.get(_complaint, None):
         terminalreporter.write_line(f"unfix: {complaint}", red=True)

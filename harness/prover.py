@@ -22,7 +22,7 @@ from harness.outcome import Leg
 from harness.reach import Target
 from harness.sandbox import Request, Servers, installed
 from harness.targets import locate
-from harness.variants import State, choose, choose_forward, state
+from harness.variants import NotFixedError, State, choose, choose_forward, state
 from harness.verdict import Expected, Verdict, judge
 
 LEG_TIMEOUT = {"cpu": 240.0, "cuda": 480.0}  # seconds: the first leg of a kind pays its JIT build
@@ -122,7 +122,7 @@ class Prover:
     def _lacks(self, name: str) -> bool:
         """These sources never had this fix: what a release lacks is put in for the leg that shows it at work."""
         fix = self.catalogue.fix(name)
-        if not fix.unfixed_for(self.target):
+        if len(fix.variants_for(self.target)) == 1 and not fix.unfixed_for(self.target):
             return False
         if name not in self._states:
             self._states[name] = state(fix, self.target, self.source_roots)
@@ -133,7 +133,9 @@ class Prover:
         fix = self.catalogue.fix(fix_id)
         if case.on == "guarded" and case.tells and fix.guard:
             # with the fix in, it must be this very guard that stopped it, and not another one
-            case = replace(case, reason={frozenset(): fix.guard, **case.reason})
+            other = case.reason.get(frozenset(), "")
+            both = f"(?s)(?=.*(?:{fix.guard}))(?=.*(?:{other}))"
+            case = replace(case, reason={**case.reason, frozenset(): both})
         expected = tuple(self._expected(fix, case, out) for out in fix.legs_out_ids)
         if missing := self._missing(fix, case):
             return self._result(fix_id, case, Verdict("skipped", missing, fix_id))
@@ -145,12 +147,13 @@ class Prover:
             legs = tuple(self._leg(case, *plan) for plan in plans)
         except RottedError as error:
             return self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id))
+        except NotFixedError as error:
+            return self._result(fix_id, case, Verdict("skipped", str(error), fix_id))
         except InfraError as error:
             return self._result(fix_id, case, Verdict("infra", str(error), fix_id))
         verdict = judge(fix_id, case, legs, expected)
         if verdict.kind not in ("proved", "infra") and (gone := self._gone(fix, case)):
-            reason = f"{gone}; with that fix gone, this finding is no news: {verdict.reason}"
-            verdict = Verdict("rotted", reason, gone.fix or fix_id)
+            verdict = Verdict(verdict.kind, f"{verdict.reason}; blamed on a neighbour: {gone}", gone.fix or fix_id)
         return self._result(fix_id, case, verdict, legs, expected)
 
     def _gone(self, fix: Fix, case: Case) -> RottedError | None:
@@ -186,7 +189,7 @@ class Prover:
         if self.device != "cuda":
             return f"needs a CUDA device, and this run is on the {self.device}" if case.needs_cuda else None
         for package in case.cuda_packages:
-            if not installed(package):
+            if not installed(package, self.path):
                 return f"needs the package {package}, which {sys.executable} does not have (pip install '.[gpu]')"
         return None
 

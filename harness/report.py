@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,15 @@ def fixes_proved(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]
     return table
 
 
-def exit_code(records: list[dict[str, Any]]) -> int:
+def untouched(records: list[dict[str, Any]], chosen: Sequence[str]) -> list[str]:
+    """Fixes that were chosen and that no case was about."""
+    return [fix for fix in chosen if fix not in {row["fix"] for row in records}]
+
+
+def exit_code(records: list[dict[str, Any]], chosen: Sequence[str] = ()) -> int:
     """0 all well, 1 a finding, 3 rotted, 4 infra or nothing ran (an empty or skipped matrix is not a green one)."""
     kinds = {row["verdict"] for row in records}
-    if not records or "infra" in kinds:
+    if not records or "infra" in kinds or untouched(records, chosen):
         return 4
     if "rotted" in kinds:
         return 3
@@ -78,6 +83,9 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all; makes the folder. Raises InfraError where it can't be written."""
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe is written to, never replaced
+            path.write_text(text, encoding="utf-8")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -154,7 +162,8 @@ def explain(result: Result) -> str:
             lines.append("      " + ", ".join(f"{key} {value}" for key, value in leg.facts.items()))
         if leg.outcome == "error" and want != "error" and leg.trace and not leg.infra:
             lines += ["      " + line for line in leg.trace.splitlines()[-12:]]
-    lines.append(f"  {result.verdict.kind}" + (f": {result.verdict.reason}" if result.verdict.reason else ""))
+    kind = "as declared" if result.verdict.kind == "proved" and not case.tells else result.verdict.kind
+    lines.append(f"  {kind}" + (f": {result.verdict.reason}" if result.verdict.reason else ""))
     if result.verdict.fix != result.fix:
         lines.append(f"  this is about {result.verdict.fix}")
     return "\n".join(lines)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.machinery
+import importlib.util
 import json
 import os
 import shutil
@@ -61,7 +63,7 @@ class Sandbox:
 
     def __init__(self, device: str, preload: Sequence[str] = (), path: Sequence[str] = ()):
         self.device = device
-        flashinfer = ["flashinfer"] if device == "cuda" and installed("flashinfer") else []
+        flashinfer = ["flashinfer"] if device == "cuda" and installed("flashinfer", path) else []
         self._preload = ["numpy", "torch", "triton", *flashinfer, *preload]
         self._path = [*path, str(Path(__file__).parents[1])]
         self._process: subprocess.Popen[bytes] | None = None
@@ -143,8 +145,15 @@ class Sandbox:
             env.setdefault("FLASHINFER_CUDA_ARCH_LIST", " ".join(sorted(set(compute_capabilities()))))
             env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch.cuda.is_available() by the runtime spoils later forks
         command = [sys.executable, "-m", "harness.forkserver", str(theirs.fileno()), *self._preload]
-        self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        theirs.close()
+        try:  # what an import prints is a note, and not a result
+            self._process = subprocess.Popen(
+                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2
+            )
+        except OSError as error:
+            ours.close()
+            raise InfraError(f"no fork server could be started: {error}") from error
+        finally:
+            theirs.close()
         self._socket = ours
         ours.settimeout(300)
         try:
@@ -208,10 +217,13 @@ class Servers:
             self._open.popitem()[1].close()
 
 
-def installed(package: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(package) is not None
+def installed(package: str, path: Sequence[str] = ()) -> bool:
+    """Whether a leg with this path in front of its import path can import the package."""
+    try:
+        here = importlib.machinery.PathFinder.find_spec(package, list(path)) if path else None
+        return (here or importlib.util.find_spec(package)) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name
+        return False
 
 
 def _tail(path: Path) -> str:

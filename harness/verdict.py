@@ -52,13 +52,13 @@ def judge(fix: str, case: Case, legs: Sequence[Leg], expected: Sequence[Expected
     for leg, want in [(on, Expected(case.on)), *off]:
         if leg.outcome == "hung" != want.outcome:
             return say("infra", f"{_name(leg)}: {leg.error}")
-    for leg in legs if case.reaches else ():  # the fix in, too, where these sources lack it and it was put in
-        if missing := [target for target in leg.targets if target not in leg.reached]:
-            return say("not-reached", f"{_name(leg)}: never entered {', '.join(missing)}")
     if on.outcome != case.on:
         return say("regressed", f"{_name(on)}: must be {case.on}, is {_what(on)}")
     if (why := case.reason.get(frozenset())) and not re.search(why, on.evidence):
         return say("regressed", f"{_name(on)}: {on.outcome}, but not for the reason /{why}/: {_what(on)}")
+    for leg in legs if case.reaches else ():  # the fix in, too, where these sources lack it and it was put in
+        if missing := [target for target in leg.targets if target not in leg.reached]:
+            return say("not-reached", f"{_name(leg)}: never entered {', '.join(missing)}")
     for leg, want in off:
         if leg.outcome == want.outcome:
             continue
@@ -66,7 +66,8 @@ def judge(fix: str, case: Case, legs: Sequence[Leg], expected: Sequence[Expected
         return say(kind, f"{_name(leg)}: must be {want.outcome}, is {_what(leg)}")
     if not off:
         return say("vacuous", "no leg with this fix out is declared")
-    if case.tells and all(leg.outcome == on.outcome for leg, _ in off):
+    alone = [leg for leg, _ in off if leg.reverted == (fix,)] or [leg for leg, _ in off]
+    if case.tells and all(leg.outcome == on.outcome for leg in alone):  # what others' absence shows is not this fix's
         return say("vacuous", f"fix in and fix out are declared alike, {on.outcome}: that proves nothing")
     for leg, want in off:
         if want.outcome != case.on and want.reason and not re.search(want.reason, leg.evidence):
@@ -82,6 +83,8 @@ def judge(fix: str, case: Case, legs: Sequence[Leg], expected: Sequence[Expected
 def _miscount(case: Case, leg: Leg) -> str | None:
     """The sizing formula predicts the stray elements; any other number means that something else wrote."""
     seen = leg.overflow or {}
+    if seen.get("lower_bound"):
+        return f"at least {seen['observed_elements']} stray elements, to the end of what is watched"
     if case.stray is None:
         return f"no stray element was predicted, {seen['observed_elements']} were seen"
     if (seen["side"], seen["observed_elements"]) != (case.stray.side, case.stray.elements):

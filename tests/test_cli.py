@@ -90,7 +90,7 @@ BAD_USAGE = {
     "an option of another scenario": (("repro", SMALL[0], "--slots", "1"), ["--slots does not fit", "--topk"]),
     "a shape that makes no batch": (("repro", SMALL[0], "--topk", "0"), ["topk 0: must be at least 1"]),
     "an unknown device": (("repro", SMALL[0], "--device", "tpu"), ["'tpu'", "auto, cpu or cuda"]),
-    "an unknown target": (("run", "--target", "other"), ["--target other"]),
+    "an unknown target": (("run", "--target", "other"), ["--target 'other'"]),
     "an unknown code base": (("diff", "27338", "--target", "other"), ["other"]),
     "no number of jobs": (("run", "27338", "-n", "many", *CPU), ["--jobs 'many'"]),
 }

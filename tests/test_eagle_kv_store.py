@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -229,6 +230,120 @@ def test_a_missing_ninja_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setitem(sys.modules, "ninja", None)
     with pytest.raises(RuntimeError, match="^store_cache needs ninja to build its kernel: pip install ninja$"):
         jit.build(store.SOURCE, torch.device("cpu"), "store_cache")
+
+
+@pytest.mark.parametrize("name", ["with blank", "a$b", "a:b", "a'b", 'a"b\\c', "a&b;#", "ü"])
+def test_a_cache_of_any_name_holds_a_build_whose_assert_names_the_kept_source(name: str, tmp_path: Path) -> None:
+    code = BAD_SLOT.format(device="cpu", slots=12, slot=-1, limit=12)
+    done = python(code, EAGLE_KV_CACHE=str(tmp_path / name))
+    assert done.returncode == -signal.SIGABRT
+    [kept] = (tmp_path / name).glob("*/store_kvcache.cuh")
+    line = next(n for n, text in enumerate(kept.read_text().splitlines(), 1) if "assert(slot" in text)
+    assert f"{kept}:{line}: " in done.stderr
+    assert sorted(p.name for p in kept.parent.iterdir()) == ["lock", "store_kvcache.cuh", "store_kvcache.so"]
+
+
+def test_a_temporary_folder_with_a_blank_in_its_path_is_not_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "t m p").mkdir()
+    code = "import torch; from eagle_kv import jit, store; print(jit.build(store.SOURCE, torch.device('cpu'), 'test'))"
+    done = python(code, EAGLE_KV_CACHE=str(tmp_path / "c"), TMPDIR=str(tmp_path / "t m p"))
+    assert Path(done.stdout.strip()).is_file(), done.stderr
+
+
+def no_cache(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that can't be used, each in its own way."""
+    cache = tmp_path / "cache"
+    if kind == "a file":
+        cache.touch()
+    elif kind == "below a file":
+        (tmp_path / "file").touch()
+        cache = tmp_path / "file" / "cache"
+    elif kind == "a lock that is a directory":
+        tools = jit._Tools(torch.device("cpu"), "test")
+        key = jit._key(store.SOURCE.read_bytes(), torch.device("cpu"), tools)
+        (cache / f"store_kvcache-cpu-{key}" / "lock").mkdir(parents=True)
+    else:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(jit.shutil, "copy", full)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("a file", "Not a directory"),
+        ("below a file", "Not a directory"),
+        ("a lock that is a directory", "Is a directory"),
+        ("a full disk", "No space left on device"),
+    ],
+)
+def test_a_cache_that_cannot_be_used_is_one_clear_line(
+    kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = no_cache(kind, tmp_path, monkeypatch)
+    monkeypatch.setenv("EAGLE_KV_CACHE", str(cache))
+    with pytest.raises(jit.ToolchainError) as caught:
+        jit.build(store.SOURCE, torch.device("cpu"), "store_cache")
+    assert str(caught.value).startswith(f"store_cache can't keep its build in {cache}: ")
+    assert message in str(caught.value) and str(caught.value).endswith("; set EAGLE_KV_CACHE")
+    assert "\n" not in str(caught.value)
+    assert not list(cache.glob("*/build-*") if cache.is_dir() else [])
+
+
+def compiler(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("script", ["exit 3", "kill -9 $$"])
+def test_a_compiler_that_does_not_tell_its_version_is_one_clear_line(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cxx = compiler(tmp_path / "g++", script)
+    monkeypatch.setenv("CXX", cxx)
+    with pytest.raises(jit.ToolchainError, match="^store_cache needs a working compiler: ") as caught:
+        jit.build(store.SOURCE, torch.device("cpu"), "store_cache")
+    assert f"{cxx} --version: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ('[ "$1" = --version ] && exit; echo "no licence today" >&2; exit 1', "no licence today"),
+        ("exit 0", "wrote no probe.so"),
+    ],
+)
+def test_a_compiler_that_builds_nothing_at_all_is_the_machine_s_fault(
+    script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cxx = compiler(tmp_path / "g++", script)
+    monkeypatch.setenv("CXX", cxx)
+    with pytest.raises(jit.ToolchainError, match="^store_cache needs a working compiler: ") as caught:
+        jit.build(store.SOURCE, torch.device("cpu"), "store_cache")
+    first, _, rest = str(caught.value).partition("\n")
+    assert cxx in first and words in rest
+
+
+def test_a_source_that_does_not_compile_is_the_source_s_fault(tmp_path: Path) -> None:
+    source = tmp_path / store.SOURCE.name
+    source.write_text(store.SOURCE.read_text() + "int broken = missing;\n")
+    with pytest.raises(RuntimeError, match="missing") as caught:
+        jit.build(source, torch.device("cpu"), "store_cache")
+    assert not isinstance(caught.value, jit.ToolchainError)
+    assert f"store_kvcache.cuh:{len(source.read_text().splitlines())}:" in str(caught.value)
+
+
+def test_a_build_that_is_damaged_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_KV_CACHE", str(tmp_path))
+    library = jit.build(store.SOURCE, torch.device("cpu"), "test")
+    library.write_bytes(b"no library")
+    with pytest.raises(jit.ToolchainError, match="^store_cache can't load its build .*store_kvcache.so: ") as caught:
+        jit.load(store.SOURCE, torch.device("cpu"), "store_cache")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_nvcc_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

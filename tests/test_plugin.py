@@ -89,9 +89,19 @@ def test_the_selection_keeps_the_tests_of_its_fixes(regressions):
 
 
 TESTS = {
-    "unknown fix": ('@pytest.mark.fix("27338:nope")\ndef test_x(prove): pass', 4, "no fix '27338:nope' is registered"),
+    "unknown fix": ('@pytest.mark.fix("27338:nope")\ndef test_x(prove): pass', 2, "no fix '27338:nope' is registered"),
     "no fix": ("def test_x(prove): pass", 1, "needs @pytest.mark.fix"),
-    "no argument": ("@pytest.mark.fix()\ndef test_x(prove): pass", 4, "fix"),
+    "no argument": ("@pytest.mark.fix()\ndef test_x(prove): pass", 2, "fix"),
+    "never proves": ('@pytest.mark.fix("27338:topk-factor")\ndef test_x(prove): pass', 1, "never called prove"),
+    "no prove": ('@pytest.mark.fix("27338:topk-factor")\ndef test_x(): pass', 2, "needs the fixture prove"),
+    "no cases": (
+        '@pytest.mark.fix("27338:topk-factor")\n@pytest.mark.cases(of=lambda d: [])\ndef test_x(prove, case): pass',
+        *(2, "there is no case in its table"),
+    ),
+    "table without a column": (
+        '@pytest.mark.fix("27338:topk-factor")\n@pytest.mark.cases(of=lambda d: [])\ndef test_x(prove): pass',
+        *(2, "takes case"),
+    ),
 }
 
 
@@ -109,7 +119,7 @@ def test_a_test_that_names_no_known_fix_is_refused(name, python, tmp_path, root)
 
 def test_a_skipped_case_is_no_pass(regressions):
     ended, matrix = regressions("-k", "bs2-ctx268435456")
-    assert ended.returncode == 0 and "1 skipped" in ended.stdout
+    assert ended.returncode == 4 and "1 skipped" in ended.stdout and "nothing is proved" in ended.stdout
     [row] = matrix["results"]
     assert row["verdict"] == "skipped" and matrix["fixes"]["27486:int32-guard"]["proved"] == 0
     from harness.report import exit_code

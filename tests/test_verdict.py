@@ -99,11 +99,11 @@ ROWS = {
         *(WANT, case(), "infra", "lost"),
     ),
     "not-reached before vacuous": ([ON, leg("clean", FIX, **TARGET), OVER], WANT, case(), "not-reached", "pkg.f"),
-    "not-reached before regressed": (
+    "regressed before not-reached": (
         [leg("wrong"), leg("clean", FIX, **TARGET), OVER],
         WANT,
         case(),
-        "not-reached",
+        "regressed",
         "",
     ),
     "regressed before vacuous": ([leg("wrong"), leg("wrong", FIX), OVER], WANT, case(), "regressed", "must be clean"),
