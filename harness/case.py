@@ -35,6 +35,8 @@ class Case:
     # by reverted ids (none: the fix in), where they differ from what the toggle file declares
     expect: Mapping[frozenset[str], str] = field(default_factory=dict)  # outcomes
     reason: Mapping[frozenset[str], str] = field(default_factory=dict)  # regexes
+    # code base -> (outcome, regex) of the leg with just this fix out, where it answers otherwise than eagle_kv does
+    elsewhere: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     reaches: bool = True  # False: this input is refused before it gets to what the fix changed
     detector: str = "red-zone"
     zone_bytes: int = 1 << 16

@@ -171,7 +171,8 @@ def run(
         command = [
             sys.executable, "-m", "pytest", str(root / "regressions"),
             "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
-            "-q", "-n", _workers(jobs, device), "--unfix-device", device, "--unfix-target", target,
+            "-q", "-n", _workers(jobs, device), *(["--dist", "loadgroup"] if code_base.preload else []),
+            "--unfix-device", device, "--unfix-target", target,
             *(["--unfix-release", release] if release else []), *(["--unfix-source", source] if source else []),
             "--unfix-select", ",".join(chosen), "--unfix-json", str(matrix_file),
         ]  # fmt: skip

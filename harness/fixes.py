@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.edits import Edit, Reversal
 from harness.errors import ToggleError, UsageError
 from harness.togglefile import FixEntry, FormEntry, FormsEntry, Kind, LegEntry, ReversalEntry, schema, validate
-from harness.yamlfile import Node, read
+from harness.yamlfile import Node, read, shown
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,15 @@ class Catalogue:
 
 
 def load(directory: Path | str) -> Catalogue:
-    """Read every `*.yaml` of a directory. Raises ToggleError: `file:line: dotted.path: what would be right`."""
+    """Read every `*.yaml` of a directory. Raises ToggleError: `file:line: dotted.path: what would be right`.
+
+    Scenarios are looked for in `regressions/scenarios` beside the directory, where there is such a folder.
+    """
     directory = Path(directory)
     if not directory.is_dir():
         raise UsageError(f"no toggle directory {directory}")
+    if misnamed := sorted(directory.glob("*.yml")):
+        raise ToggleError(f"{shown(misnamed[0])}:1: isn't read: rename it to {misnamed[0].stem}.yaml")
     paths = sorted(directory.glob("*.yaml"), key=lambda path: (not path.stem.isdigit(), path.stem.zfill(12)))
     roots = [read(path) for path in paths]
     fixes: list[Fix] = []
@@ -163,7 +168,9 @@ def load(directory: Path | str) -> Catalogue:
             line = root.line("fixes", name)
             fixes.append(Fix(f"{pr}:{name}", pr, name, file.title, tuple(file.links), entry, root.path, line))
     catalogue = Catalogue(tuple(fixes))
-    _check_legs(catalogue, {root.path: root for root in roots})
+    nodes = {root.path: root for root in roots}
+    _check_scenarios(catalogue, nodes, directory.parent / "regressions" / "scenarios")
+    _check_legs(catalogue, nodes)
     return catalogue
 
 
@@ -171,18 +178,35 @@ def _full_id(pr: str, name: str) -> str:
     return name if ":" in name else f"{pr}:{name}"
 
 
+def _check_scenarios(catalogue: Catalogue, roots: dict[Path, Node], folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    known = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    for fix in catalogue:
+        if fix.scenario is not None and fix.scenario not in known:
+            near = difflib.get_close_matches(fix.scenario, known, 1, 0.3)
+            hint = f", did you mean {near[0]}?" if near else ""
+            message = f"no {shown(folder / fix.scenario)}.py{hint}"
+            raise ToggleError(roots[fix.source].error(("fixes", fix.name, "scenario"), message))
+
+
 def _check_legs(catalogue: Catalogue, roots: dict[Path, Node]) -> None:
     for fix in catalogue:
+        seen: dict[frozenset[str], int] = {}
         for index, out in enumerate(fix.legs_out_ids):
+            path = ("fixes", fix.name, "legs", index, "out")
             for at, fix_id in enumerate(out):
                 if fix_id not in catalogue.ids:
                     near = difflib.get_close_matches(fix_id, catalogue.ids, 1, 0.3)
                     hint = f", did you mean {near[0]}?" if near else ""
-                    where = ("fixes", fix.name, "legs", index, "out", at)
-                    raise ToggleError(roots[fix.source].error(where, f"no fix {fix_id}{hint}"))
+                    raise ToggleError(roots[fix.source].error((*path, at), f"no fix {fix_id}{hint}"))
             if len(set(out)) != len(out):
-                path = ("fixes", fix.name, "legs", index, "out")
                 raise ToggleError(roots[fix.source].error(path, "the same fix twice (name each once)"))
+            if fix.id not in out:
+                raise ToggleError(roots[fix.source].error(path, f"must have {fix.name}, the fix that it is a leg of"))
+            if (first := seen.setdefault(frozenset(out), index)) != index:
+                line = roots[fix.source].line("fixes", fix.name, "legs", first, "out")
+                raise ToggleError(roots[fix.source].error(path, f"the same fixes as the leg on line {line}"))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import importlib
 import json
+import resource
 import sys
 import traceback
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ class WrongValues(Exception):
 def run_directory(directory: str) -> None:
     """Run the leg that ``request.json`` describes and write ``report.json``, whole or not at all."""
     faulthandler.enable()  # a SIGSEGV then names the Python function that wrote
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # legs die on purpose
     folder = Path(directory)
     request = json.loads((folder / "request.json").read_text())
     with open(folder / "reached", "a", encoding="utf-8", buffering=1) as marks:
@@ -37,14 +39,17 @@ def run_directory(directory: str) -> None:
 
 
 def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, Any]:
-    """Run one leg in this process. Returns ``{"raised", "wrong", "hits", "facts"}``."""
+    """Run one leg in this process. Returns ``{"raised", "wrong", "hits", "facts", "watched"}``.
+
+    ``watched`` is how many allocations the detector saw: where it saw none, no hits say nothing.
+    """
     import torch
 
     from harness import memory
     from harness.reach import Reach, Target
 
     torch.set_num_threads(1)  # libgomp's pool does not survive a fork, and legs already run side by side
-    report: dict[str, Any] = {"raised": None, "wrong": None, "hits": [], "facts": {}}
+    report: dict[str, Any] = {"raised": None, "wrong": None, "hits": [], "facts": {}, "watched": 0}
     detector = memory.DETECTORS[request["detector"]](zone_bytes=request["zone_bytes"])
     with Reach([Target(**target) for target in request["targets"]], record):
         try:
@@ -57,8 +62,9 @@ def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, A
                     report["wrong"] = str(error)
                 if request["device"] == "cuda":
                     torch.cuda.synchronize()  # a leg is not clean before the device says so
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # code under test that exits has failed like any other
             report["raised"] = _describe(error)
+        report["watched"] = len(detector.allocations)
         with _or_keep_first(report):
             report["hits"] = [hit.as_dict() for hit in detector.check()]
     return report

@@ -23,6 +23,7 @@ from harness.targets import Location, locate
 
 _FORMAT = b"unfix overlay 1\0"
 _STALE_SECONDS = 3600.0
+_UNUSED_SECONDS = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def build(plan: Plan) -> Path | None:
         final = overlays / _digest(files, entries)
         overlays.mkdir(mode=0o700, exist_ok=True)
         if _is_whole(final, files, entries):
+            os.utime(final)  # the sweep goes by when it was last used
             return final
         _sweep(overlays)
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=overlays))
@@ -175,15 +177,30 @@ def _fill(directory: Path, files: Sequence[EditedFile], links: dict[Path, Path])
 
 
 def _is_whole(directory: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> bool:
-    """Whether an overlay of this name is there and nobody, such as a cleaner of old files, took anything from it."""
+    """Whether an overlay of this name is there and nobody took anything from it, such as a cleaner, or put any in."""
     try:
-        if directory.stat().st_uid != os.getuid():
+        status = directory.lstat()
+        if status.st_uid != os.getuid():
             raise InfraError(f"the overlay {directory} belongs to another user: remove it")
-        return all((directory / file.relpath).read_bytes() == file.new for file in files) and all(
-            os.readlink(directory / below) == os.fspath(original) for below, original in links.items()
+        ways = {parent for file in files for parent in file.relpath.parents if parent != Path(".")}
+        return (
+            stat.S_ISDIR(status.st_mode)
+            and _entries(directory) == {*ways, *links, *(file.relpath for file in files)}
+            and all((directory / file.relpath).read_bytes() == file.new for file in files)
+            and all(os.readlink(directory / below) == os.fspath(original) for below, original in links.items())
         )
     except OSError:
         return False
+
+
+def _entries(directory: Path) -> set[Path]:
+    """All that is in an overlay, but for what Python compiles there; links are not followed."""
+    found: set[Path] = set()
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        below = Path(folder).relative_to(directory)
+        found |= {below / name for name in (*folders, *names)}
+    return found
 
 
 def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> None:
@@ -195,7 +212,7 @@ def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: dict[P
         except OSError:
             if _is_whole(final, files, links):
                 return
-            if not final.exists():
+            if not os.path.lexists(final):
                 raise
         # A damaged one is in the way: move it aside. Who uses it keeps what was open.
         aside = Path(tempfile.mkdtemp(prefix=".damaged-", dir=final.parent))
@@ -209,10 +226,12 @@ def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: dict[P
 
 
 def _sweep(overlays: Path) -> None:
-    """Remove what killed processes left."""
-    for path in [*overlays.glob(".making-*"), *overlays.glob(".damaged-*")]:
+    """Remove what killed processes left, and overlays that nobody has used for a month."""
+    left = [*overlays.glob(".making-*"), *overlays.glob(".damaged-*")]
+    ages = dict.fromkeys(left, _STALE_SECONDS) | dict.fromkeys(overlays.glob("[0-9a-f]" * 64), _UNUSED_SECONDS)
+    for path, seconds in ages.items():
         try:
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            if time.time() - path.lstat().st_mtime > seconds:
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
             continue

@@ -106,7 +106,17 @@ def _parametrize(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("case", built, ids=ids)
 
 
+def code_base_of(config: pytest.Config) -> code_base.CodeBase:
+    found: code_base.CodeBase = config.stash[_code_base]
+    return found
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if code_base_of(config).preload:
+        # a fork server has imported the code base of one selection: cases that need the same ones stay on one worker
+        for item in items:
+            if marker := item.get_closest_marker("fix"):
+                item.add_marker(pytest.mark.xdist_group(marker.args[0]))
     if wanted := config.stash[_selected]:
         kept = [item for item in items if (marker := item.get_closest_marker("fix")) and marker.args[0] in wanted]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -174,9 +174,11 @@ class Prover:
     ) -> Result:
         return Result(fix, case, self.target, self.device, verdict, legs, expected)
 
-    def _expected(self, fix: Fix, case: Case, out: Sequence[str]) -> Expected:
+    def _expected(self, fix: Fix, case: Case, out: tuple[str, ...]) -> Expected:
         declared = fix.legs[fix.legs_out_ids.index(tuple(out))]
-        wanted = (declared.outcome_on(self.device) or "clean") if case.tells else case.on
+        if case.tells and out == (fix.id,) and self.target in case.elsewhere:
+            return Expected(*case.elsewhere[self.target])
+        wanted = declared.outcome_on(self.device) if case.tells else case.on
         key = frozenset(out)
         return Expected(case.expect.get(key, wanted), case.reason.get(key, declared.reason or ""))
 

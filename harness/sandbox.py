@@ -98,16 +98,16 @@ class Sandbox:
             # what the fork server needs is not the leg's request
             wanted = {k: v for k, v in dataclasses.asdict(request).items() if k not in ("path", "timeout")}
             Path(directory, "request.json").write_text(json.dumps(wanted))
+            connection = self._start()  # not the leg's time
             started = time.monotonic()
-            status, timed_out = self._fork(directory, request)
+            status, timed_out = self._fork(connection, directory, request)
             return _read(directory, status, timed_out, time.monotonic() - started)
         except OSError as error:
             raise InfraError(f"a leg's directory under {tempfile.gettempdir()} could not be used: {error}") from error
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _fork(self, directory: str, request: Request) -> tuple[int, bool]:
-        connection = self._start()
+    def _fork(self, connection: socket.socket, directory: str, request: Request) -> tuple[int, bool]:
         path = list(request.path)
         env = {"PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
         pid = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -158,13 +159,20 @@ class LegEntry(_Model):
     """What a run with these fixes out must show, on an input that tells fix on from fix off."""
 
     out: Annotated[list[FixName], Field(min_length=1)]
-    outcome: Outcome | dict[Device, Outcome]
+    outcome: Outcome | Annotated[dict[Device, Outcome], Field(json_schema_extra={"minProperties": 2})]
     reason: Regex | None = None
 
-    def outcome_on(self, device: str) -> Outcome | None:
-        """The outcome declared for `cpu` or `cuda`; None where none is."""
+    @field_validator("outcome")
+    @classmethod
+    def _every_device(cls, outcome: Outcome | dict[Device, Outcome]) -> Outcome | dict[Device, Outcome]:
+        if isinstance(outcome, dict) and (missing := [name for name in get_args(Device) if name not in outcome]):
+            raise ValueError(f"says nothing for {' and '.join(missing)}: give cpu and cuda, or one outcome for both")
+        return outcome
+
+    def outcome_on(self, device: str) -> Outcome:
+        """The outcome declared for `cpu` or `cuda`."""
         if isinstance(self.outcome, dict):
-            return self.outcome.get(device)  # type: ignore[call-overload]
+            return self.outcome[device]  # type: ignore[index]
         return self.outcome
 
 

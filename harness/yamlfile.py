@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +65,10 @@ def read(path: Path) -> Node:
     """
     name = shown(path)
     try:
-        with open(path, "rb") as stream:
+        # a pipe that nobody writes to would hold an open without O_NONBLOCK for ever
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ToggleError(f"{name}:1: isn't a regular file")
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise ToggleError(f"{name}:1: can't be read: {error.strerror}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,20 @@ BAD = {
     "a bad regex": ("reason: too small", "reason: '(too'", 14, r".*legs.0.reason: not a regular expression"),
     "an unknown leg": ("[topk-factor]", "[topk]", 12, r".*legs.0.out.0: no fix 27338:topk, did you mean 27338:topk-f"),
     "a fix twice in a leg": ("capacity-assert]", "27338:topk-factor]", 15, r".*legs.1.out: the same fix twice"),
+    "a leg without the fix itself": (
+        "out: [topk-factor]",
+        "out: [capacity-assert]",
+        12,
+        rf"{TOP}.legs.0.out: must have topk-factor, the fix",
+    ),
+    "one leg twice": (
+        "out: [topk-factor]",
+        "out: [capacity-assert, '27338:topk-factor']",
+        15,
+        rf"{TOP}.legs.1.out: the same fixes as the leg on line 12$",
+    ),
+    "one device only": ("cpu: overflow, ", "", 16, rf"{TOP}.legs.1.outcome: says nothing for cpu: give cpu and cuda"),
+    "no device": ("{cpu: overflow, cuda: crashed}", "{}", 16, rf"{TOP}.legs.1.outcome: says nothing for cpu and cuda"),
     "a guard without its words": ("    guard: row too small\n", "", 31, rf"{GUARD}: kind guard needs guard"),
     "legs without a scenario": ("    scenario: draft\n", "", 6, rf"{TOP}: legs need a scenario"),
     "a scenario without legs": (SIZE_LEGS, "", 6, rf"{TOP}: a fix with a scenario needs legs"),
@@ -246,6 +261,42 @@ def test_hostile_files(tmp_path, data, error):
     (tmp_path / "1.yaml").write_bytes(data)
     with pytest.raises(ToggleError, match=f"1.yaml{error}"):
         load(tmp_path)
+
+
+def test_a_file_called_yml_is_not_passed_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(write(tmp_path, GOOD), "", "27339.yml")
+    with pytest.raises(ToggleError, match=r"^27339.yml:1: isn't read: rename it to 27339.yaml$"):
+        load(tmp_path)
+
+
+def test_what_is_no_regular_file_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("1.yaml")
+    with pytest.raises(ToggleError, match=r"^1.yaml:1: isn't a regular file$"):
+        load(tmp_path)
+    Path("1.yaml").unlink()
+    Path("1.yaml").mkdir()
+    with pytest.raises(ToggleError, match=r"^1.yaml:1: (can't be read: Is a directory|isn't a regular file)$"):
+        load(tmp_path)
+    Path("1.yaml").rmdir()
+    Path("1.yaml").symlink_to("gone")
+    with pytest.raises(ToggleError, match=r"^1.yaml:1: can't be read: No such file or directory$"):
+        load(tmp_path)
+
+
+def test_a_scenario_must_be_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    toggles, scenarios = tmp_path / "toggles", tmp_path / "regressions/scenarios"
+    toggles.mkdir()
+    scenarios.mkdir(parents=True)
+    write(toggles, GOOD)
+    (scenarios / "drafts.py").touch()
+    where = r"^toggles/27338.yaml:9: fixes.topk-factor.scenario: no regressions/scenarios/draft.py"
+    with pytest.raises(ToggleError, match=rf"{where}, did you mean drafts\?$"):
+        load(toggles)
+    (scenarios / "drafts.py").rename(scenarios / "draft.py")
+    assert len(load(toggles)) == 2
 
 
 def test_all_mistakes_are_told_in_order(tmp_path):

@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_nothing_half_made(root, tmp_path, monkeypatch):
     assert overlay.build(plan) is not None
 
 
-@pytest.mark.parametrize("damage", ["edited", "link", "directory"])
+@pytest.mark.parametrize("damage", ["edited", "link", "directory", "extra", "top", "linked"])
 def test_a_damaged_overlay_is_made_again(root, damage):
     plan = overlay.plan([SIZE], [root])
     built = overlay.build(plan)
@@ -149,12 +149,60 @@ def test_a_damaged_overlay_is_made_again(root, damage):
         (built / "pkg/near/mod.py").write_text("")
     elif damage == "link":
         (built / "pkg/data.txt").unlink()
-    else:
+    elif damage == "directory":
         (built / "pkg/near/mod.py").unlink()
+    elif damage == "extra":
+        (built / "pkg/near/planted.py").touch()
+    elif damage == "top":
+        (built / "json").mkdir()
+        (built / "json/__init__.py").touch()
+    else:  # a folder of the overlay is a link to what looks like it
+        (built / "pkg/near").rename(built.parent.parent / "near")
+        (built / "pkg/near").symlink_to(built.parent.parent / "near")
     assert overlay.build(plan) == built
+    assert not (built / "pkg/near/planted.py").exists() and [path.name for path in built.iterdir()] == ["pkg"]
+    assert not (built / "pkg/near").is_symlink()
     assert (built / "pkg/near/mod.py").read_bytes() == plan[root / "pkg/near/mod.py"].new
     assert (built / "pkg/data.txt").read_text() == "data"
     assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+def test_what_python_compiles_in_an_overlay_is_no_damage(root):
+    plan = overlay.plan([SIZE], [root])
+    built = overlay.build(plan)
+    before = built.stat().st_ino
+    (built / "pkg/near/__pycache__").mkdir()
+    (built / "pkg/near/__pycache__/mod.cpython-311.pyc").touch()
+    assert overlay.build(plan) == built and built.stat().st_ino == before
+
+
+@pytest.mark.parametrize("kind", ["dangling", "to a folder", "a file"])
+def test_what_lies_where_an_overlay_belongs_is_replaced(root, tmp_path, kind):
+    plan = overlay.plan([SIZE], [root])
+    built = overlay.build(plan)
+    kept = tmp_path / "kept"
+    built.rename(kept)
+    if kind == "a file":
+        built.touch()
+    else:
+        built.symlink_to(kept if kind == "to a folder" else tmp_path / "gone")
+    assert overlay.build(plan) == built
+    assert built.is_dir() and not built.is_symlink()
+    assert (kept / "pkg/near/mod.py").exists()
+    assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+def test_overlays_that_nobody_uses_are_swept(root):
+    plans = [overlay.plan([reversal], [root]) for reversal in (SIZE, GUARD, STORE)]
+    used, unused = overlay.build(plans[0]), overlay.build(plans[1])
+    for path in (used, unused):
+        os.utime(path, (0, 0))
+    assert overlay.build(plans[0]) == used
+    other = used.parent / "not-an-overlay"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    overlay.build(plans[2])
+    assert used.exists() and other.exists() and not unused.exists()
 
 
 def _build(root, start, results):

@@ -93,7 +93,7 @@ fixes:
     kind: arithmetic
     summary: one sentence
     scenario: tiny
-    legs: [{out: [gpu-only], outcome: {cuda: wrong}}]
+    legs: [{out: [gpu-only], outcome: {cpu: clean, cuda: wrong}}]
     reversals:
       eagle_kv: [{target: tinypkg.work.spare, edits: [{match: return n + 0, replacement: return n}]}]
   elsewhere:

@@ -43,6 +43,12 @@ def leaves_a_child(params, device): child(params)
 def kills_the_server(params, device): child(params); os.kill(os.getppid(), signal.SIGKILL); time.sleep(params["stay"])
 def shouts(params, device): print("#" * (1 << 20) + "the end", file=sys.stderr)
 def environment(params, device): return {name: os.environ.get(name) for name in params["names"]}
+def core_size(params, device):
+    import resource
+    return {"soft": resource.getrlimit(resource.RLIMIT_CORE)[0]}
+def allocates(params, device):
+    import torch
+    buffers = [torch.zeros(4) for _ in range(params["count"])]
 def imports(params, device):
     import mine
     return {"file": mine.__file__}
@@ -101,11 +107,11 @@ ENDINGS = {
     "aborts": (None, "SIGABRT", "Assertion `x' failed."),
     "terminated": (None, "SIGTERM", ""),
     "vanishes": (0, None, ""),
-    "leaves": (70, None, "SystemExit: 3"),
+    "leaves": (0, None, "'type': 'SystemExit', 'message': '3'"),
     "interrupted": (70, None, "KeyboardInterrupt"),
     "no_such_entry": (0, None, "AttributeError"),
 }
-REPORTS = ("nothing", "raises", "is_wrong", "no_such_entry")
+REPORTS = ("nothing", "raises", "leaves", "is_wrong", "no_such_entry")
 
 
 @pytest.mark.parametrize("entry", ENDINGS)
@@ -116,6 +122,15 @@ def test_ending(run, entry):
     assert (ending.report is not None) == (entry in REPORTS)
     assert part in str(ending.report) + ending.stderr
     assert run("nothing").report is not None
+
+
+def test_a_leg_leaves_no_core(run):
+    assert run("core_size").report["facts"] == {"soft": 0}
+
+
+@pytest.mark.parametrize(("detector", "count", "watched"), [("red-zone", 3, 3), ("red-zone", 0, 0), ("none", 3, 0)])
+def test_a_report_says_how_many_allocations_were_watched(run, detector, count, watched):
+    assert run("allocates", {"count": count}, detector=detector).report["watched"] == watched
 
 
 def test_a_hanging_leg_is_stopped_with_all_that_it_started(run, tmp_path):

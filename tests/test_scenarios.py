@@ -5,6 +5,8 @@ Nothing here calls the code under test, nor the formulas that the scenarios use.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from harness.case import Case, Stray
@@ -122,7 +124,11 @@ def test_the_sentences_name_the_known_numbers():
     assert "16 of 16 elements fit" in whys["4, fits"]
     past = draft.case("27338:topk-factor", topk=2, num_steps=3, max_bs=1, max_context_len=8, seq_lens=[6])
     assert (past.on, past.tells) == ("guarded", False) and "18 elements" in past.why and "has 16" in past.why
-    assert "1800000000" in whys["5, one step less"]
+    assert "element 1800000000, below the int32 limit" in whys["5, one step less"]
+    assert "element 2400000000, past the int32 limit" in whys[5]
+    assert "10 elements are needed, and a row without the topk factor has 8" in whys[1]
+    assert "18 elements are needed, and the row has 16" in whys["4, wall"]
+    assert "2147483648 elements reaches" in whys["6, 2**31"] and "2147483647 elements is within" in whys["6, 2**31 - 1"]
 
 
 def test_wide_rows_wrap_where_brute_force_says_so():
@@ -133,10 +139,76 @@ def test_wide_rows_wrap_where_brute_force_says_so():
         assert wide < 2**31, "27486's guard would refuse it"
 
 
+@pytest.mark.parametrize("wide", [2**30, 2**30 + 1, 2**31 - 2**20, 2**31 - 2**19, 2**31 - 1, 600_000_000, 3 * 2**29])
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 5, 9])
+def test_a_wrapped_row_is_only_claimed_to_crash_where_it_surely_does(wide, num_steps):
+    shape = {"topk": 1, "num_steps": num_steps, "max_bs": 1, "max_context_len": wide, "seq_lens": [7]}
+    starts = [step * wide for step in range(num_steps)]
+    # of an int32: the low 32 bits, the highest of them the sign
+    wrapped = [(start & 0xFFFFFFFF) - ((start & 0x80000000) << 1) for start in starts]
+    if starts[-1] < 2**31:
+        assert not draft.case("own:int32-rows", **shape).tells
+    elif any(start * 4 <= -(2**21) for start in wrapped):
+        assert draft.case("own:int32-rows", **shape).tells
+    else:
+        with pytest.raises(UsageError, match="guard page cannot tell from the buffer"):
+            draft.case("own:int32-rows", **shape)
+
+
+def test_an_empty_batch_or_one_that_is_refused_never_reaches_the_kernel():
+    shape = {"topk": 2, "num_steps": 5, "max_bs": 2, "max_context_len": 150_000_000}
+    empty = draft.case("own:int32-rows", seq_lens=[], **shape)
+    assert (empty.on, empty.tells, empty.reaches) == ("clean", False, False) and "empty batch" in empty.why
+    past = draft.case("own:int32-rows", seq_lens=[150_000_000, 150_000_000], **shape)
+    assert (past.on, past.tells, past.reaches) == ("guarded", False, False)
+    assert draft.case("own:int32-rows", seq_lens=[100], **shape).reaches
+
+
+EAGLE_KV_SAYS = "EAGLE draft kv_indices row too small: need 18, row has 16"
+SGLANG_SAYS = "EAGLE draft kv_indices row (size 16) too small"
+WIDTH_SAYS = "kv_indices row of 2147483648 elements reaches the int32 limit 2147483648"
+# blind cases: a fix and a batch past its row -> what must have refused it, what must not
+BLIND = {
+    "27338:topk-factor": ({"topk": 2, "num_steps": 3, "max_bs": 1, "max_context_len": 8, "seq_lens": [6]}, False),
+    "27460:topk-factor": ({"topk": 2, "num_steps": 3, "max_bs": 1, "max_context_len": 8, "seq_lens": [6]}, False),
+    "own:int32-rows": ({"topk": 2, "num_steps": 3, "max_bs": 1, "max_context_len": 8, "seq_lens": [6]}, False),
+    "27486:int32-guard": ({"topk": 2, "num_steps": 3, "max_bs": 1, "max_context_len": 8, "seq_lens": [6]}, False),
+    "27486:int32-guard, wide": (
+        {"topk": 2, "num_steps": 3, "max_bs": 1, "max_context_len": 2**30, "seq_lens": [2**30]},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_a_blind_refusal_must_come_from_the_right_guard(name):
+    shape, by_width = BLIND[name]
+    case = draft.case(name.partition(",")[0], **shape)
+    assert (case.on, case.tells) == ("guarded", False)
+    said = {text: bool(re.search(case.reason[frozenset()], text)) for text in (EAGLE_KV_SAYS, SGLANG_SAYS, WIDTH_SAYS)}
+    assert said == {EAGLE_KV_SAYS: not by_width, SGLANG_SAYS: not by_width, WIDTH_SAYS: by_width}
+
+
+def test_eager_rows_are_of_the_live_batch():
+    """A row sized for max_bs would have room, so the batch past its own row tells the two sizes apart."""
+    for backend, guard in draft.GUARDS.items():
+        fewer = [
+            case
+            for case in draft_tables.wall_cases(guard)("cpu")
+            if case.params["path"] == "eager"
+            and case.tells
+            and fits(widths({**case.params, "path": "cuda_graph"})[0], case.params)
+        ]
+        assert fewer, backend
+
+
 def test_int32_widths():
     for case in test_27486.widths("cpu"):
         wide, _ = widths(case.params)
         assert (case.on == "guarded") == (wide >= 2**31), case.id
+    refused = [case.params for case in test_27486.widths("cpu") if case.on == "guarded" and not case.needs_cuda]
+    # 2**31 reached without topk to multiply, and with one live request of one
+    assert any(p["topk"] == 1 for p in refused) and any(p["topk"] > 1 and p["max_bs"] == 1 for p in refused)
     [full] = [case for case in test_27486.widths("cuda") if case.needs_cuda]
     used = full.params["topk"] * sum(length + full.params["num_steps"] for length in full.params["seq_lens"])
     assert used >= 2**31 and set(full.expect.values()) == {"wrong"}
@@ -187,10 +259,101 @@ def test_known_slots(name):
     assert (case.on, case.stray, case.tells) == (on, outside, on == "guarded")
 
 
+def test_a_bad_slot_past_the_first_block_of_rows():
+    late = [case for case in test_27486.slots("cpu") if len(case.params["slots"]) > 8]
+    assert {case.params["slots"][-1] for case in late} == {-1, 8}
+    assert all(0 <= slot < 8 for case in late for slot in case.params["slots"][:8])
+
+
+def test_a_store_that_must_crash_says_where():
+    for options in ({"slots": [2**40]}, {"slots": [8], "detector": "guard-page"}, {"slots": [-(2**20)]}):
+        detector = {"detector": "guard-page"} if options["slots"][0] < 0 else {}
+        case = store.case("27486:slot-assert", **{**options, **detector})
+        [(out, outcome)] = case.expect.items()
+        assert outcome == "crashed" and case.stray is None
+        assert re.search(case.reason[out], 'File "<unknown>", line 0, in __tvm_ffi_store_cache')
+        assert re.search(case.reason[out], "CUDA error: an illegal memory access was encountered")
+        assert not re.search(case.reason[out], "Assertion `slot >= 0 && slot < params.size_limit' failed.")
+
+
+def test_a_row_that_is_refused_never_crashes():
+    for slots in ([2**40], [2**62], [-1], [1 << 20]):
+        for detector in store.DETECTORS:
+            case = store.case("27486:slot-assert", slots=slots, row_bytes=6, detector=detector)
+            assert (case.on, case.expect, case.stray, case.zone_bytes) == ("error", {}, None, 1 << 12)
+
+
+def test_guard_pages_need_the_driver_bindings():
+    for case in (draft.case("27338:topk-factor", detector="guard-page"), draft.case("own:int32-rows")):
+        assert case.cuda_packages == ("flashinfer", "cuda.bindings")
+    assert draft.case("own:triton-capacity-assert", detector="guard-page").cuda_packages == ("cuda.bindings",)
+    assert draft.case("own:triton-capacity-assert").cuda_packages == ()
+    assert store.case("27486:slot-assert", slots=[8], detector="guard-page").cuda_packages == ("cuda.bindings",)
+    assert store.case("27486:slot-assert").cuda_packages == ()
+
+
+def test_what_sglang_cannot_run():
+    assert "sglang" in draft.case("27338:topk-factor", num_steps=1, seq_lens=[7]).cannot
+    assert "sglang" in draft.case("27338:topk-factor", seq_lens=[]).cannot
+    assert not draft.case("27338:topk-factor").cannot
+    assert set(store.case("27486:slot-assert").cannot) == {"sglang on cpu"}
+    assert set(store.case("27486:slot-assert", row_bytes=6).cannot) == {"sglang on cpu", "sglang"}
+    assert set(store.case("27486:slot-assert", slots=[]).cannot) == {"sglang on cpu", "sglang"}
+    assert all("sglang" in case.cannot for case in test_26340.rounds("cpu"))
+    assert not multi_layer.case("27486:draft-tokens-assert").cannot
+
+
+def test_the_declared_buffers_are_those_of_both_paths_and_of_sglang(catalogue):
+    [leg] = catalogue.fix("27486:slot-assert").legs
+    assert re.search(leg.reason, "'label': 'k_cache = torch.zeros((rows, elements), dtype=dtype, device=device)'")
+    assert re.search(leg.reason, "'label': 'self.v_buffer = torch.zeros(shape, dtype=dtype, device=device)'")
+    # one element of a list display: the line has no name
+    assert re.search(leg.reason, "'label': 'torch.zeros(', 'site': '/x/sglang/srt/mem_cache/memory_pool.py:1055'")
+    assert not re.search(leg.reason, "'label': 'kv_indices = torch.zeros(', 'site': '/x/eagle_kv/backends/base.py:91'")
+
+
+def test_the_victim_of_a_gpu_is_the_embedding_gather():
+    [reason] = [draft_loop.case("cuda", **shape).reason for shape in shapes(test_26340.CPU) if shape["topk"] == 2]
+    [regex] = reason.values()
+    assert re.search(
+        regex, 'Assertion `ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of bounds"`'
+    )
+    assert re.search(regex, "Indexing.cu:1289: Assertion `srcIndex < srcSelectDimSize` failed.")
+    assert not re.search(
+        regex, 'IndexKernelUtils.cu: Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"`'
+    )
+
+
+def test_a_victim_case_is_named_by_its_lengths():
+    shape = {"topk": 2, "num_steps": 3, "max_bs": 4, "max_context_len": 64}
+    lens = ([50, 40], [40, 50], [50, 50], [50], [50, 50, 40], [5, 50], [50, 5], [25, 25], [2, 25])
+    ids = {draft_loop.case("cpu", seq_lens=seq_lens, **shape).id for seq_lens in lens}
+    assert len(ids) == len(lens)
+    assert any(name.endswith("-lens2x50+40") for name in ids)
+
+
 @pytest.mark.parametrize(("steps", "tokens", "on"), [(3, 4, "clean"), (3, 8, "guarded"), (1, 2, "clean")])
 def test_known_configs(steps, tokens, on):
     case = multi_layer.case("27486:draft-tokens-assert", num_steps=steps, num_draft_tokens=tokens)
     assert (case.on, case.tells) == (on, on == "guarded")
+
+
+def test_a_refused_config_names_both_numbers():
+    regex = multi_layer.case("27486:draft-tokens-assert").reason[frozenset()]
+    assert re.search(regex, "speculative_num_draft_tokens=8 must equal speculative_num_steps + 1 = 4")
+    assert re.search(regex, "requires speculative_num_draft_tokens == speculative_num_steps + 1, got 8 and 3")
+    assert not re.search(regex, "speculative_num_draft_tokens=8 must equal speculative_num_steps + 1 = 5")
+    assert not re.search(regex, "requires speculative_num_draft_tokens == speculative_num_steps + 1, got 8 and 4")
+
+
+def test_configs_are_wrong_on_both_sides():
+    """num_steps - 1 and num_steps + 2 too: a check that lets one of them through is none."""
+    refused = {
+        case.params["num_draft_tokens"] - case.params["num_steps"]
+        for case in test_27486.configs("cpu")
+        if case.on == "guarded"
+    }
+    assert {-1, 0, 2} <= refused
 
 
 DRAFT, STORE = ("27338:topk-factor", draft.case), ("27486:slot-assert", store.case)
@@ -211,6 +374,24 @@ REFUSED = {
     "a fix of another scenario": (("27486:slot-assert", draft.case), {}, "is not about draft kv_indices"),
     "a slot past its type": (STORE, {"slots": [2**31], "index_bytes": 4}, "index_bytes"),
     "a slot neither near nor far": (STORE, {"slots": [1 << 20]}, "guard-page"),
+    "a store detector": (STORE, {"detector": "victim"}, "detector 'victim': must be red-zone or guard-page"),
+    "an odd row": (STORE, {"row_bytes": 7}, "row_bytes 7: must be even"),
+    "just before a guard page's payload": (
+        STORE,
+        {"slots": [-1], "detector": "guard-page"},
+        "a guard page cannot see the bytes right before a payload",
+    ),
+    "a page before, less a row": (STORE, {"slots": [-8191], "detector": "guard-page"}, "2096896 bytes before"),
+    "past a guard page": (STORE, {"slots": [2**26 + 7], "detector": "guard-page"}, "past a guard page's 17179869184"),
+    "past a guard page, in a red zone": (STORE, {"slots": [2**27]}, "take one from 68719476736 bytes on"),
+    "a slot that wraps": (STORE, {"slots": [2**54]}, "above -2**62 and below 2**62"),
+    "a slot that wraps downwards": (STORE, {"slots": [-(2**54)]}, "may wrap in 64 bits"),
+    "fewer than no requests": (DRAFT, {"num_seqs": -1}, "num_seqs -1: must be at least 0"),
+    "a red zone for rows": (
+        ("own:int32-rows", draft.case),
+        {"num_steps": 5, "max_context_len": 2**29, "detector": "red-zone"},
+        "use guard-page",
+    ),
     "an unknown store path": (STORE, {"path": "nope"}, "store_cache or pool"),
     "no steps": (("27486:draft-tokens-assert", multi_layer.case), {"num_steps": 0}, "num_steps 0"),
 }
@@ -234,7 +415,7 @@ def test_every_fix_has_a_telling_case_by_default(catalogue):
 def test_ids_are_unique():
     tables = [draft_tables.size_cases(fix) for fix in SIZES.values()]
     tables += [draft_tables.wall_cases(fix) for fix in draft.GUARDS.values()]
-    tables += [test_27486.widths, test_27486.slots, test_27486.configs, test_own.wide_rows]
+    tables += [test_27486.widths, test_27486.slots, test_27486.configs, test_own.wide_rows, test_26340.rounds]
     for build in tables:
         for device in ("cpu", "cuda"):
             ids = [case.id for case in build(device)]

@@ -6,9 +6,12 @@ by the digest of all that goes into it. That directory holds the exact source ne
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +24,7 @@ import torch
 
 
 class ToolchainError(RuntimeError):
-    """A compiler or build tool that is not on this machine."""
+    """This machine can't build or keep the library: a tool that is missing or broken, a cache that can't be used."""
 
 
 def cache_root() -> Path:
@@ -33,55 +36,89 @@ def cache_root() -> Path:
 def load(source: Path, device: torch.device, caller: str) -> Any:
     """The tvm-ffi module of ``source`` for ``device`` ("cpu" or "cuda"), built first if no build of it is there.
 
-    Raises ToolchainError, one line that starts with ``caller``, if a tool is missing; RuntimeError with the compiler's
-    own output if the source does not compile.
+    Raises ToolchainError, which starts with ``caller``, for what the machine lacks: one line, and below it a broken
+    compiler's last words. Raises RuntimeError with the compiler's own output if the source does not compile.
     """
     import tvm_ffi
 
-    return tvm_ffi.load_module(str(build(source, device, caller)))
+    library = build(source, device, caller)
+    try:
+        return tvm_ffi.load_module(str(library))
+    except (OSError, RuntimeError) as error:
+        if "undefined symbol" in str(error):  # what the source calls is not there: no fault of the machine's
+            raise
+        why = (str(error).strip().splitlines() or [""])[-1]
+        raise ToolchainError(f"{caller} can't load its build {library}: {why}; remove it to build it again") from None
 
 
 def build(source: Path, device: torch.device, caller: str) -> Path:
     """The path of the shared library; safe to call from many processes at once."""
-    import tvm_ffi
-    import tvm_ffi.cpp
-
     text = source.read_bytes()
     tools = _Tools(device, caller)
+    home = cache_root() / f"{source.stem}-{device.type}-{_key(text, device, tools)}"
+    library = home / f"{source.stem}.so"
+    try:
+        if library.exists():
+            return library
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / "lock"):
+            if not library.exists():
+                _fill(home, source.name, text, library, tools)
+    except OSError as error:
+        where = error.filename or home
+        raise ToolchainError(
+            f"{caller} can't keep its build in {cache_root()}: {where}: {error.strerror or error}; set EAGLE_KV_CACHE"
+        ) from None
+    return library
+
+
+def _key(text: bytes, device: torch.device, tools: _Tools) -> str:
+    import tvm_ffi
+
     key = hashlib.sha256()
     for part in (text, device.type.encode(), tools.environment["CXX"].encode(), *tools.versions):
         key.update(len(part).to_bytes(8, "little") + part)
     key.update(f"tvm_ffi {tvm_ffi.__version__} arch {tools.environment.get('TVM_FFI_CUDA_ARCH_LIST')}".encode())
-    name = source.stem
-    home = cache_root() / f"{name}-{device.type}-{key.hexdigest()[:32]}"
-    library = home / f"{name}.so"
-    if library.exists():
-        return library
-    home.mkdir(parents=True, exist_ok=True)
-    with _locked(home / "lock"):
-        if library.exists():
-            return library
-        # The library appears last and whole; whoever finds it finds the source that made it beside it.
-        with tempfile.TemporaryDirectory(prefix="build-", dir=home) as scratch:
-            kept = home / source.name
-            staged = Path(scratch) / source.name
-            staged.write_bytes(text)
-            os.replace(staged, kept)
-            unit = Path(scratch) / (f"{name}.cu" if device.type == "cuda" else f"{name}.cc")
-            unit.write_text(f'#include "{kept}"\n')
-            files: dict[str, Any] = {"cuda_files" if device.type == "cuda" else "cpp_files": [str(unit)]}
-            with _environment(tools.environment):
-                built = tvm_ffi.cpp.build(
-                    name, build_directory=scratch, extra_cflags=["-UNDEBUG"], extra_ldflags=tools.link_flags, **files
-                )
-            os.replace(built, library)
-    return library
+    return key.hexdigest()[:32]
+
+
+def _fill(home: Path, name: str, text: bytes, library: Path, tools: _Tools) -> None:
+    """Put the source and its library into ``home``. The library appears last and whole: who finds it finds both."""
+    kept = home / name
+    with tempfile.TemporaryDirectory(prefix="build-", dir=home) as staging:
+        staged = Path(staging) / name
+        staged.write_bytes(text)
+        os.replace(staged, kept)
+        with tempfile.TemporaryDirectory(prefix="eagle_kv-", dir=_plain_folder()) as scratch:
+            # What an assert prints is the kept file's path, wherever the compiler read it.
+            built = tools.compile(Path(scratch), library.stem, b'#line 1 "%s"\n%s' % (_c_string(kept), text))
+            shutil.copy(built, Path(staging) / library.name)
+        os.replace(Path(staging) / library.name, library)
+
+
+def _plain_folder() -> Path:
+    """A temporary folder whose path ninja and the shell take as it is: the cache's may have blanks, ``$`` or ``:``."""
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        real = Path(folder).resolve()
+        if re.fullmatch(r"[\w./+-]+", str(real), re.ASCII) and os.access(real, os.W_OK | os.X_OK):
+            return real
+    raise OSError(errno.EINVAL, "no temporary folder with a plain path; set TMPDIR to one", tempfile.gettempdir())
+
+
+def _c_string(path: Path) -> bytes:
+    return os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+
+
+# What any source needs. Tools that can't build this are broken, whatever the source.
+_PROBE = b"#include <assert.h>\n#include <tvm/ffi/c_api.h>\n"
+_LAST_LINES = 20
 
 
 class _Tools:
     """What a build on ``device`` takes: ``environment`` points tvm-ffi at it, ``versions`` tell builds apart."""
 
     def __init__(self, device: torch.device, caller: str) -> None:
+        self.device, self.caller = device, caller
         path = os.environ.get("PATH", os.defpath)
         cxx = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
         if cxx is None or shutil.which(cxx.split()[0]) is None:
@@ -95,13 +132,44 @@ class _Tools:
             path = f"{path}{os.pathsep}{ninja.BIN_DIR}"
         self.environment = {"CXX": cxx, "PATH": path}
         self.link_flags: list[str] = []
-        self.versions = [_version([*cxx.split(), "--version"])]
+        self.versions = [_version([*cxx.split(), "--version"], caller)]
         if device.type == "cuda":
             nvcc = _find_nvcc(caller)
             self.link_flags = [f"-L{nvcc.parent.parent / where}" for where in ("lib64", "lib")]
             self.environment |= {"CUDA_HOME": str(nvcc.parent.parent), "TVM_FFI_GPU_BACKEND": "cuda"}
             self.environment["TVM_FFI_CUDA_ARCH_LIST"] = os.environ.get("TVM_FFI_CUDA_ARCH_LIST") or _arch(device)
-            self.versions.append(_version([str(nvcc), "--version"]))
+            self.versions.append(_version([str(nvcc), "--version"], caller))
+
+    def compile(self, scratch: Path, name: str, text: bytes) -> Path:
+        """The library made of this text. Raises RuntimeError if it is at fault, ToolchainError if the tools are."""
+        try:
+            return self._run(scratch, name, text)
+        except RuntimeError as error:
+            try:
+                self._run(scratch, "probe", _PROBE)
+            except RuntimeError as broken:
+                said = "\n".join(str(broken).strip().splitlines()[-_LAST_LINES:])
+                cxx = self.environment["CXX"]
+                names = f"nvcc with CXX={cxx}" if self.device.type == "cuda" else f"CXX={cxx}"
+                line = f"{self.caller} needs a working compiler: {names} can't build a file of two includes"
+                raise ToolchainError(f"{line}\n{said}") from None
+            raise error
+
+    def _run(self, scratch: Path, name: str, text: bytes) -> Path:
+        import tvm_ffi.cpp
+
+        folder = scratch / name
+        folder.mkdir()
+        unit = folder / f"{name}{'.cu' if self.device.type == 'cuda' else '.cc'}"
+        unit.write_bytes(text)
+        files: dict[str, Any] = {"cuda_files" if self.device.type == "cuda" else "cpp_files": [str(unit)]}
+        with _environment(self.environment):
+            built = tvm_ffi.cpp.build(
+                name, build_directory=str(folder), extra_cflags=["-UNDEBUG"], extra_ldflags=self.link_flags, **files
+            )
+        if not Path(built).is_file():
+            raise RuntimeError(f"the compiler ended well and wrote no {Path(built).name}")
+        return Path(built)
 
 
 def _find_nvcc(caller: str) -> Path:
@@ -123,8 +191,12 @@ def _arch(device: torch.device) -> str:
     return f"{major}.{minor}"
 
 
-def _version(command: list[str]) -> bytes:
-    return subprocess.run(command, capture_output=True, check=True).stdout
+def _version(command: list[str], caller: str) -> bytes:
+    try:
+        return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(getattr(error, "strerror", None) or error).rpartition("] ")[2]
+        raise ToolchainError(f"{caller} needs a working compiler: {shlex.join(command)}: {why}") from None
 
 
 @contextmanager
