@@ -42,6 +42,7 @@ topk num_steps page_size max_bs max_context_len seq_lens
    4         3         1      3              16 13,13,13     # 192 of 192
    2         8         1      2              16 16,16
    8         2        16      1              32 31           # 264 of 256
+   2         3         1      4               8 6            # one request of four: eager rows are the live batch's
 """
 
 BIG = [(8, 8, 4096), (64, 8, 8192), (16, 16, 4096)]  # max_bs, topk, max_context_len

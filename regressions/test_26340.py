@@ -27,7 +27,7 @@ CUDA = """
 
 
 def rounds(device):
-    table = CPU if device == "cpu" else f"{CPU}{CUDA.lstrip(chr(10))}"
+    table = CPU if device == "cpu" else CPU + CUDA.lstrip("\n")
     return [draft_loop.case(device, **shape) for shape in shapes(table)]
 
 

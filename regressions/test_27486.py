@@ -20,6 +20,8 @@ WIDTHS = """
 backend    path       topk num_steps max_bs max_context_len seq_lens
 aiter      cuda_graph    8         2      4        67108864 5,3        # 2**31 exactly
 flashinfer eager         8         2      4        67108864 1,9,2,7
+aiter      cuda_graph    1         2      1      2147483648 5          # 2**31 without topk or requests to multiply
+flashinfer eager         8         2      1       268435456 5          # one request
 aiter      cuda_graph    1         2      1      2147483647 5          # 2**31 - 1 is within int32
 flashinfer eager         1         2      1      2147483647 5
 """
@@ -43,6 +45,8 @@ slots              row_bytes index_bytes strided path
 9                        256           8       0 store_cache   # size_limit + 1
 2,8,5                   2048           4       1 pool
 8                         12           4       0 store_cache
+1,2,3,4,5,6,7,0,-1       256           8       0 store_cache   # past the first block of 8 rows
+1,2,3,4,5,6,7,0,0,1,8    256           4       0 pool
 -1                      4096           8       0 pool
 2^31                     256           8       0 store_cache   # far
 2^40                     256           8       0 store_cache
@@ -52,6 +56,8 @@ CONFIGS = """
 num_steps num_draft_tokens num_seqs
         3                4        2
         3                8        2
+        3                2        2    # num_steps - 1
+        3                5        2    # num_steps + 2
         1                2        1
         5                5        3
 """

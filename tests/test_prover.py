@@ -180,7 +180,7 @@ def test_a_case_may_declare_another_outcome_and_reason(prover):
 VERDICTS = {
     "1:unused": ("not-reached", "never entered tinypkg.work.unused"),
     "1:spare": ("vacuous", "must be wrong, is clean"),
-    "1:gpu-only": ("vacuous", ""),  # declares nothing for a CPU
+    "1:gpu-only": ("vacuous", ""),  # expects nothing of a CPU
     "1:elsewhere": ("skipped", "eagle_kv"),  # nothing can be undone here
     "1:guard": ("vacuous", ""),  # declares no leg at all
 }

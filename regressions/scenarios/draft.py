@@ -21,9 +21,12 @@ from harness.errors import UsageError
 PATHS = ("eager", "cuda_graph")
 INT32_LIMIT = 2**31
 ZONE_MARGIN_BYTES = 4096
+PAGE_BYTES = 1 << 21  # CUDA's, the larger one: a guard page may leave as much mapped ahead of a payload
 FAULT = "SIGSEGV in generate_draft_decode_kv_indices|illegal memory access"  # a guard page's answer to a stray write
 
 SIZE_FIXES = {"27338:topk-factor": "flashinfer", "27460:topk-factor": "flashinfer_mla"}
+CAPACITY = r"EAGLE draft kv_indices row (too small|\(size )"  # what the capacity guards say, SGLang's own words too
+INT32 = "reaches the int32 limit|would overflow int32"
 GUARDS = {
     "flashinfer": "27338:capacity-assert",
     "flashinfer_mla": "27460:capacity-assert",
@@ -100,9 +103,21 @@ def case(fix: str, *, detector: str | None = None, **options: Any) -> Case:
         "params": {**vars(shape), "seq_lens": list(shape.seq_lens)},
         "backend": shape.backend,
         "detector": detector,
-        "cuda_packages": ("flashinfer",) if shape.backend.startswith("flashinfer") else (),
+        "cuda_packages": _cuda_packages(shape.backend, detector),
+        "cannot": _cannot(shape),
     }
     return Case(**common, **build(fix, shape, detector))
+
+
+def _cuda_packages(backend: str, detector: str) -> tuple[str, ...]:
+    packages = ("flashinfer",) if backend.startswith("flashinfer") else ()
+    return (*packages, "cuda.bindings") if detector == "guard-page" else packages
+
+
+def _cannot(shape: Shape) -> dict[str, str]:
+    if shape.num_steps < 2:
+        return {"sglang": "SGLang's draft backends read their first child, and num_steps 1 has none"}
+    return {} if shape.seq_lens else {"sglang": "SGLang's draft backends take no empty batch: no server sends one"}
 
 
 def _builder(fix: str) -> Callable[[str, Shape, str], dict[str, Any]]:
@@ -124,13 +139,17 @@ def _size_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
         why = f"{shape.used} of {shape.narrow} elements fit without the topk factor, too"
         why += ", which is 1 here" if shape.topk == 1 else ""
         return {"on": on, "tells": False, "why": why, "zone_bytes": ZONE_MARGIN_BYTES}
+    why = f"{shape.used} elements are needed, and a row without the topk factor has {shape.narrow}"
+    if on == "guarded":
+        why = f"{shape.used} elements are needed, even a right row has {shape.wide}: the guard fires either way"
+    blind: dict[frozenset[str], str] = {frozenset(): CAPACITY} if on == "guarded" else {}
     return {
         "on": on,
         "tells": on == "clean",
-        "why": f"{shape.used} elements are needed, even a right row has {shape.wide}: the guard fires either way",
+        "why": why,
         "stray": Stray("after", over),
         "expect": {both: _outside(detector)},
-        "reason": {both: FAULT} if detector == "guard-page" else {},
+        "reason": {**blind, both: FAULT} if detector == "guard-page" else blind,
         "zone_bytes": shape.zone_bytes(over),
     }
 
@@ -143,6 +162,7 @@ def _guard_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
     out = frozenset({fix})
     return {
         "on": "guarded",
+        "why": f"{shape.used} elements are needed, and the row has {shape.wide}",
         "stray": Stray("after", over),
         "expect": {out: _outside(detector)},
         "reason": {out: FAULT} if detector == "guard-page" else {},
@@ -152,23 +172,59 @@ def _guard_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
 
 def _rows_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
     last = (shape.num_steps - 1) * shape.wide
-    why = f"the last row starts at element {last}, which an int32 offset (limit {INT32_LIMIT}) reaches"
-    return {"on": "clean" if shape.used <= shape.wide else "guarded", "tells": last >= INT32_LIMIT, "why": why}
+    if not shape.seq_lens:
+        return {"tells": False, "reaches": False, "why": "an empty batch launches no kernel"}
+    if shape.used > shape.wide:
+        why = f"{shape.used} elements are needed, the row has {shape.wide}: the capacity check refuses it either way"
+        return {"on": "guarded", "tells": False, "reaches": False, "why": why, "reason": {frozenset(): CAPACITY}}
+    if last < INT32_LIMIT:
+        return {"tells": False, "why": f"the last row starts at element {last}, below the int32 limit {INT32_LIMIT}"}
+    if detector != "guard-page":
+        raise UsageError(f"detector {detector!r}: a wrapped row lands gigabytes before the buffer; use guard-page")
+    _check_crashes(shape)
+    return {"why": f"the last row starts at element {last}, past the int32 limit {INT32_LIMIT}"}
+
+
+def _check_crashes(shape: Shape) -> None:
+    """Refuse a shape of which no row, its offset wrapped to int32, surely starts in the guard before the buffer.
+
+    A row from 2**32 on wraps once around and lands inside of the buffer. But rows are less than 2**31 apart, so one
+    always starts between 2**31 and 2**32, and wraps to before the buffer: too near only where it is close to 2**32.
+    """
+    starts = [_wrapped(step * shape.wide) for step in range(shape.num_steps)]
+    if min(starts) * 4 > -PAGE_BYTES:
+        raise UsageError(
+            f"rows of {shape.wide} elements wrap to element {min(starts)}, which a guard page cannot tell from the "
+            f"buffer: less than {PAGE_BYTES} bytes before it; make the rows shorter"
+        )
+
+
+def _wrapped(offset: int) -> int:
+    return (offset + INT32_LIMIT) % (2 * INT32_LIMIT) - INT32_LIMIT
 
 
 def _width_case(fix: str, shape: Shape, detector: str) -> dict[str, Any]:
     refused = shape.wide >= INT32_LIMIT
     fits = shape.used <= shape.wide
+    if not fits:
+        return {
+            "on": "guarded",
+            "tells": False,
+            "why": "the batch does not fit its row, and the capacity check refuses it either way",
+            "reason": {frozenset(): INT32 if refused else CAPACITY},
+        }
+    if not refused:
+        why = f"a row of {shape.wide} elements is within int32, and a guard must let that through"
+        return {"tells": False, "why": why}
     # The row offset is 64-bit by own:int32-rows, so what a row this wide still breaks is kv_indptr, once it is used.
-    wraps = {frozenset({fix}): "wrong"} if refused and fits and shape.used >= INT32_LIMIT else {}
+    wraps = {frozenset({fix}): "wrong"} if shape.used >= INT32_LIMIT else {}
     return {
-        "on": "clean" if fits and not refused else "guarded",
-        "tells": refused and fits,
-        "why": f"a row of {shape.wide} elements is within int32, and a guard must let that through"
-        if fits
-        else "the batch does not fit its row, and the capacity check refuses it either way",
+        "on": "guarded",
+        "why": f"a row of {shape.wide} elements reaches the int32 limit {INT32_LIMIT}",
         "expect": wraps,
         "reason": {key: "kv_indptr" for key in wraps},
+        # SGLang's row stride is a constexpr: without the guard, Triton itself refuses this one, in words of its own
+        "elsewhere": {"sglang": ("error", "out of range for type int32")},
     }
 
 
@@ -184,6 +240,8 @@ def _shape(fix: str, typed: dict[str, Any]) -> Shape:
     path = given.get("path") or ("cuda_graph" if fix in SIZE_FIXES else "eager")
     num_seqs, context = given.get("num_seqs"), given["max_context_len"]
     seq_lens = given.get("seq_lens")
+    if num_seqs is not None and num_seqs < 0:
+        raise UsageError(f"num_seqs {num_seqs}: must be at least 0")
     if seq_lens is None:
         full = context if fix in GUARDS.values() else max(0, context - given["num_steps"])
         seq_lens = [full] * (num_seqs if num_seqs is not None else given.get("max_bs") or 1)

@@ -47,7 +47,7 @@ BACKENDS = {  # backend: module, class, its children's class
     "triton": (f"{_ATTENTION}.triton_backend", "TritonMultiStepDraftBackend", "TritonAttnBackend"),
     "aiter": (f"{_ATTENTION}.aiter_backend", "AiterMultiStepDraftBackend", "AiterAttnBackend"),
 }
-# What the fork server of a selection imports, so that no leg does. It reads this off this module.
+# What the fork server of a selection imports, so that no leg does.
 PRELOAD = (
     *(module for module, _, _ in BACKENDS.values()),
     "sglang.srt.mem_cache.memory_pool",

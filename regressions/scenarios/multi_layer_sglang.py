@@ -3,7 +3,7 @@
 The constructor checks its arguments, enters the process groups of the draft, and makes a ``TpModelWorker``, which loads
 a model. The last two stand in: to have been asked for a worker means that the configuration was accepted. So without
 the check the worst that can be seen here is a configuration accepted which no chain of one token a step can draft; what
-fails later needs a server.
+fails later needs a server. This scenario raises that RuntimeError itself: SGLang says nothing.
 
 topk is 2: with 1, later releases compare the same two numbers again in a base class a few lines on, and the check under
 test could not be told from that one.
@@ -44,6 +44,11 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
         with world.on(device):
             make(**ranks | {"server_args": server_args, "target_worker": _target_worker()})
     except Accepted as accepted:
+        if params["num_draft_tokens"] != params["num_steps"] + 1:
+            raise RuntimeError(
+                "accepted a configuration that no chain of one token a step can draft: "
+                f"{params['num_draft_tokens']} draft tokens in {params['num_steps']} steps"
+            ) from None
         return {"accepted": True, "is_draft_worker": accepted.args[0]["is_draft_worker"]}
     raise RuntimeError(f"{make.__qualname__} was made without a model: this scenario does not know this release")
 
