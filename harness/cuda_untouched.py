@@ -35,13 +35,14 @@ def _told(name: str, answer: Callable[[int], Any]) -> None:
     asked = getattr(torch.cuda, name)
 
     @functools.wraps(asked)
-    def ask(device: Any = None) -> Any:
+    def ask(*device: Any) -> Any:
         if torch.cuda.is_initialized() or not compute_capabilities():
-            return asked(device)
-        return answer(_index(device))
+            return asked(*device)
+        return answer(_index(device[0] if device else None))
 
     setattr(torch.cuda, name, ask)
 
 
 _told("get_device_capability", _capability)
 _told("get_device_name", _name)
+_told("current_device", lambda _: 0)

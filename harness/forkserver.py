@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -27,9 +28,8 @@ def main(fd: int, preload: list[str]) -> None:
     lines = connection.makefile("r", encoding="utf-8")
     try:
         for name in preload:
-            importlib.import_module(name)
-            if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
-                raise RuntimeError(f"importing {name} initialises CUDA, which no forked leg could use then")
+            with _cuda_untouched():
+                importlib.import_module(name)
         import harness.leg  # noqa: F401  every leg needs it: import it once
     except BaseException as error:
         _send(connection, {"error": f"{type(error).__name__}: {error}"})
@@ -47,6 +47,25 @@ def main(fd: int, preload: list[str]) -> None:
         if status is None:
             return
         _send(connection, {"pid": pid, "status": status})
+
+
+@contextlib.contextmanager
+def _cuda_untouched() -> Iterator[None]:
+    """An import that would initialise CUDA, which no forked leg could use then, is refused at that very call."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    initialise = torch.cuda._lazy_init
+
+    def refuse() -> None:
+        raise RuntimeError("CUDA must stay untouched in a fork server: no leg forked from it could use it")
+
+    torch.cuda._lazy_init = refuse
+    try:
+        yield
+    finally:
+        torch.cuda._lazy_init = initialise
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
