@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
 
 from harness.device import compute_capabilities
 
@@ -46,3 +48,20 @@ def _told(name: str, answer: Callable[[int], Any]) -> None:
 _told("get_device_capability", _capability)
 _told("get_device_name", _name)
 _told("current_device", lambda _: 0)
+
+
+class _Driver:
+    """Stands where Triton's driver is, whose making alone calls the CUDA driver, until this process has a context."""
+
+    def __getattr__(self, name: str) -> Any:
+        if torch.cuda.is_initialized():
+            triton.runtime.driver.reset_active()
+            return getattr(triton.runtime.driver.active, name)
+        if name == "get_current_target":
+            major, minor = _capability(0)
+            return lambda: GPUTarget("cuda", 10 * major + minor, 32)
+        raise RuntimeError(f"Triton's driver is asked for {name} before there is a CUDA context")
+
+
+if compute_capabilities():
+    triton.runtime.driver.set_active(_Driver())

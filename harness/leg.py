@@ -104,6 +104,8 @@ def environment(params: dict[str, Any], device: str) -> dict[str, Any]:
         loaded = sys.modules.get(name)
         versions[name] = getattr(loaded, "__version__", None) if loaded else None
     on_gpu = device == "cuda" and torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.init()  # the name of the device itself, and not what a fork server was told of it
     versions["device"] = torch.cuda.get_device_name() if on_gpu else "cpu"
     versions["cuda"] = torch.version.cuda if on_gpu else None
     versions["usable"] = on_gpu or device == "cpu"
