@@ -50,6 +50,11 @@ _told("get_device_name", _name)
 _told("current_device", lambda _: 0)
 
 
+def _device_module(device: Any = None, _asked: Callable[..., Any] = torch.get_device_module) -> Any:
+    """Without a device, torch asks the CUDA runtime whether there is one."""
+    return _asked(device) if device is not None or torch.cuda.is_initialized() else torch.cuda
+
+
 class _Driver:
     """Stands where Triton's driver is, whose making alone calls the CUDA driver, until this process has a context."""
 
@@ -65,3 +70,4 @@ class _Driver:
 
 if compute_capabilities():
     triton.runtime.driver.set_active(_Driver())
+    torch.get_device_module = _device_module  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
 Started by :mod:`harness.sandbox` as ``python -m harness.forkserver FD PRELOAD…``. It speaks JSON lines over socket FD:
 
-    server -> client   {"ready": true} or {"error": "…"}        once
+    server -> client   {"ready": true}, {"error": "…"} or {"spoilt": "…"}, once
     client -> server   {"directory": …, "path": [...], "env": {...}}
     server -> client   {"pid": N}, then {"pid": N, "status": wait status}
 
@@ -34,6 +34,10 @@ def main(fd: int, preload: list[str]) -> None:
     except BaseException as error:
         _send(connection, {"error": f"{type(error).__name__}: {error}"})
         return
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and not _forks_can_use_cuda():
+        # the runtime can be initialised past torch's back, by one call in C that no import is refused for
+        _send(connection, {"spoilt": f"importing {', '.join(preload[-1:])} leaves CUDA unusable in forked processes"})
+        return
     _send(connection, {"ready": True})
     for line in lines:
         request = json.loads(line)
@@ -47,6 +51,22 @@ def main(fd: int, preload: list[str]) -> None:
         if status is None:
             return
         _send(connection, {"pid": pid, "status": status})
+
+
+def _forks_can_use_cuda() -> bool:
+    """True where there is no GPU either: that is for a leg to say."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return True
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            torch.cuda.init()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @contextlib.contextmanager

@@ -64,7 +64,8 @@ class Sandbox:
     def __init__(self, device: str, preload: Sequence[str] = (), path: Sequence[str] = ()):
         self.device = device
         flashinfer = ["flashinfer"] if device == "cuda" and installed("flashinfer", path) else []
-        self._preload = ["numpy", "torch", "triton", *flashinfer, *preload]
+        self._preload = ["numpy", "torch", "triton", *flashinfer]
+        self._slow = list(preload)  # imported, too, where that leaves CUDA usable; else each leg imports it for itself
         self._path = [*path, str(Path(__file__).parents[1])]
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -144,7 +145,7 @@ class Sandbox:
             # told the architecture, flashinfer does not ask the GPU for it on import, which would initialise CUDA
             env.setdefault("FLASHINFER_CUDA_ARCH_LIST", " ".join(sorted(set(compute_capabilities()))))
             env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch.cuda.is_available() by the runtime spoils later forks
-        command = [sys.executable, "-m", "harness.forkserver", str(theirs.fileno()), *self._preload]
+        command = [sys.executable, "-m", "harness.forkserver", str(theirs.fileno()), *self._preload, *self._slow]
         try:  # what an import prints is a note, and not a result
             self._process = subprocess.Popen(
                 command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2
@@ -161,6 +162,13 @@ class Sandbox:
         except (OSError, ValueError) as error:
             self.close()
             raise InfraError(f"the fork server did not start ({type(error).__name__}: {error})") from error
+        if "spoilt" in hello and self._slow:
+            print(f"unfix: {hello['spoilt']}; each leg imports it for itself, slowly", file=sys.stderr)
+            self.close()
+            self._slow = []
+            return self._start()
+        if "spoilt" in hello:
+            hello["error"] = hello["spoilt"]
         if "error" in hello:
             self.close()
             raise InfraError(
