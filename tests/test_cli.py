@@ -66,7 +66,7 @@ def test_run(unfix, tmp_path):
     ended = unfix("run", "27486:draft-tokens-assert", *CPU, "-n", "0", "--json", "-", "--junit", str(junit))
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
-    assert document["verdicts"] == {"proved": 4} and document["session_reverted"] == []
+    assert document["verdicts"] == {"proved": 6} and document["session_reverted"] == []
     assert document["fixes"] == {
         "27486:draft-tokens-assert": {"proved": 2, "cannot_tell": 2, "skipped": 0, "findings": 0}
     }
