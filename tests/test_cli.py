@@ -68,7 +68,7 @@ def test_run(unfix, tmp_path):
     document = json.loads(ended.stdout)
     assert document["verdicts"] == {"proved": 6} and document["session_reverted"] == []
     assert document["fixes"] == {
-        "27486:draft-tokens-assert": {"proved": 2, "cannot_tell": 2, "skipped": 0, "findings": 0}
+        "27486:draft-tokens-assert": {"proved": 4, "cannot_tell": 2, "skipped": 0, "findings": 0}
     }
     assert junit.read_text().count("<testcase ") == 4
 
