@@ -70,7 +70,7 @@ def test_run(unfix, tmp_path):
     assert document["fixes"] == {
         "27486:draft-tokens-assert": {"proved": 4, "cannot_tell": 2, "skipped": 0, "findings": 0}
     }
-    assert junit.read_text().count("<testcase ") == 4
+    assert junit.read_text().count("<testcase ") == 6
 
 
 # arguments -> parts of the one line; all end with 2
