@@ -23,7 +23,6 @@ from harness.device import resolve_device
 from harness.errors import InfraError, UnfixError, UsageError
 from harness.prover import Prover, Result
 
-VARIABLE = "SGLANG_DEBUG_REVERT_PR"
 _records = pytest.StashKey[list[dict[str, Any]]]()
 _environment = pytest.StashKey[dict[str, Any]]()
 _catalogue = pytest.StashKey[fixes.Catalogue]()
@@ -56,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[_catalogue] = fixes.load(config.rootpath / "toggles")
         config.stash[_session_revert] = selection.parse(
-            os.environ.get(VARIABLE), config.stash[_catalogue], source=VARIABLE
+            os.environ.get(selection.VARIABLE), config.stash[_catalogue], source=selection.VARIABLE
         )
         config.stash[_selected] = selection.parse(
             config.option.unfix_select, config.stash[_catalogue], source="--unfix-select"
@@ -73,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"unfix: target {config.option.unfix_target} on {config.option.unfix_device}"]
     if reverted := config.stash[_session_revert]:
-        lines.append(f"unfix: REVERT ACTIVE in every leg ({VARIABLE}): {', '.join(reverted)}")
+        lines.append(f"unfix: REVERT ACTIVE in every leg ({selection.VARIABLE}): {', '.join(reverted)}")
     return lines
 
 

@@ -11,9 +11,9 @@ from eagle_kv.backends import BACKENDS
 from eagle_kv.batch import DraftBatch, DraftConfig, make_req_to_token
 
 from harness.leg import WrongValues
+from regressions.scenarios.compare import TOLERANCE, same
 
 SHUFFLE_LIMIT = 1 << 24  # table entries: a larger table keeps its slots in order, a shuffle would take seconds
-TOLERANCE = {torch.float16: (2e-3, 2e-2), torch.float32: (1e-5, 1e-4)}  # absolute, relative
 
 
 def run(params: dict[str, Any], device: str) -> dict[str, Any]:
@@ -88,20 +88,9 @@ def _check_indices(backend: Any, batch: DraftBatch, req_to_token: torch.Tensor, 
     """All rows of both outputs, the last step's too, which no attention reads."""
     indptr = reference.kv_indptr(batch.seq_lens, topk=config.topk, num_steps=config.num_steps)
     for i in range(config.num_steps):
-        _same(f"kv_indptr[{i}]", backend.kv_indptr[i, : indptr.shape[1]], indptr[i])
+        same(f"kv_indptr[{i}]", backend.kv_indptr[i, : indptr.shape[1]], indptr[i])
     for i, want in enumerate(_reference_indices(batch, req_to_token, config)):
-        _same(f"kv_indices[{i}]", backend.kv_indices[i, : len(want)], want)
-
-
-def _same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    got = got.to("cpu", torch.int64)
-    if len(got) != len(want):
-        raise WrongValues(f"{name}: {len(got)} elements where {len(want)} are needed")
-    if len(different := (got != want).nonzero()):
-        at = int(different[0])
-        raise WrongValues(
-            f"{name}[{at}]: {int(got[at])}, reference {int(want[at])}; {len(different)} of {len(want)} differ"
-        )
+        same(f"kv_indices[{i}]", backend.kv_indices[i, : len(want)], want)
 
 
 class _Attention:

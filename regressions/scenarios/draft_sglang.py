@@ -35,6 +35,7 @@ from eagle_kv.batch import DraftConfig
 
 from harness.leg import WrongValues
 from regressions.scenarios import sglang_world as world
+from regressions.scenarios.compare import TOLERANCE, same
 
 _ATTENTION = "sglang.srt.layers.attention"
 BACKENDS = {  # backend: module, class, its children's class
@@ -54,7 +55,6 @@ PRELOAD = (
     "sglang.srt.server_args",
     "sglang.srt.layers.radix_attention",
 )
-TOLERANCE = {torch.float16: (2e-3, 2e-2), torch.float32: (1e-5, 1e-4)}  # absolute, relative
 
 
 def run(params: dict[str, Any], device: str) -> dict[str, Any]:
@@ -172,23 +172,12 @@ def _check_indices(backend: Any, buffer: torch.Tensor, batch: Any, runner: Any, 
     indptr = reference.kv_indptr(batch.seq_lens, topk=config.topk, num_steps=config.num_steps)
     indices = _reference_indices(batch, runner, config)
     for i in range(config.num_steps):
-        _same(f"kv_indptr[{i}]", backend.kv_indptr[i, : indptr.shape[1]], indptr[i])
-        _same(f"kv_indices[{i}]", buffer[i, : len(indices[i])], indices[i])
+        same(f"kv_indptr[{i}]", backend.kv_indptr[i, : indptr.shape[1]], indptr[i])
+        same(f"kv_indices[{i}]", buffer[i, : len(indices[i])], indices[i])
     for i, child in enumerate(backend.attn_backends):
         if handed := getattr(child, "planned", None):
-            _same(f"kv_indptr handed to step {i}", handed[0], indptr[i])
-            _same(f"kv_indices handed to step {i}", handed[1], indices[i])
-
-
-def _same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    got = got.to("cpu", torch.int64)
-    if len(got) != len(want):
-        raise WrongValues(f"{name}: {len(got)} elements where {len(want)} are needed")
-    if len(different := (got != want).nonzero()):
-        at = int(different[0])
-        raise WrongValues(
-            f"{name}[{at}]: {int(got[at])}, reference {int(want[at])}; {len(different)} of {len(want)} differ"
-        )
+            same(f"kv_indptr handed to step {i}", handed[0], indptr[i])
+            same(f"kv_indices handed to step {i}", handed[1], indices[i])
 
 
 class _Attention:

@@ -8,7 +8,7 @@ import torch
 from eagle_kv.kv_pool import KVPool
 from eagle_kv.store import store_cache
 
-from harness.leg import WrongValues
+from regressions.scenarios.compare import random_rows, stored
 
 
 def run(params: dict[str, Any], device: str) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
     elements = params["row_bytes"] // dtype.itemsize
     index_dtype = torch.int64 if params["index_bytes"] == 8 else torch.int32
     indices = torch.tensor(params["slots"], dtype=index_dtype, device=device)
-    k, v = (_rows(len(params["slots"]), elements, dtype, device, params["strided"], seed) for seed in (1, 2))
+    k, v = (random_rows(len(params["slots"]), elements, dtype, device, params["strided"], seed) for seed in (1, 2))
 
     if params["path"] == "pool":
         pool = KVPool(params["num_slots"], params["page_size"], 1, elements, dtype, device)
@@ -30,23 +30,5 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
         caches = k_cache, v_cache
         store_cache(k, v, *caches, indices)
     for name, cache, source in zip(("k_cache", "v_cache"), caches, (k, v), strict=True):
-        _check(name, cache.cpu(), source.cpu(), params["slots"])
+        stored(name, cache.cpu(), source.cpu(), params["slots"])
     return {"size_limit": params["num_slots"] + params["page_size"], "rows": len(params["slots"])}
-
-
-def _rows(count: int, elements: int, dtype: torch.dtype, device: str, strided: bool, seed: int) -> torch.Tensor:
-    """Random rows; strided: a slice of wider ones, as K and V are slices of a fused QKV projection."""
-    generator = torch.Generator().manual_seed(seed)
-    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    wide = torch.randint(
-        low, high, (count, 3 * elements if strided else elements), generator=generator, dtype=dtype
-    ).to(device)
-    return wide[:, elements : 2 * elements] if strided else wide
-
-
-def _check(name: str, cache: torch.Tensor, source: torch.Tensor, slots: list[int]) -> None:
-    """Each stored slot holds one of the rows meant for it, every other row is still zero."""
-    for slot, row in enumerate(cache):
-        meant = [source[i] for i, to in enumerate(slots) if to == slot] or [torch.zeros_like(row)]
-        if not any(torch.equal(row, want) for want in meant):
-            raise WrongValues(f"{name}[{slot}] is none of the {len(meant)} rows that belong there")

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from harness.leg import WrongValues
 from regressions.scenarios import sglang_world as world
+from regressions.scenarios.compare import random_rows, stored
 
 KERNELS = ("sglang.kernels.ops.kvcache.kvcache", "sglang.jit_kernel.kvcache")  # newest place first
 PRELOAD = ("sglang.srt.mem_cache.memory_pool",)
@@ -29,7 +29,7 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
     elements = params["row_bytes"] // dtype.itemsize
     index_dtype = torch.int64 if params["index_bytes"] == 8 else torch.int32
     indices = torch.tensor(params["slots"], dtype=index_dtype, device=device)
-    k, v = (_rows(len(params["slots"]), elements, dtype, device, params["strided"], seed) for seed in (1, 2))
+    k, v = (random_rows(len(params["slots"]), elements, dtype, device, params["strided"], seed) for seed in (1, 2))
     num_slots, page_size = params["num_slots"], params["page_size"]
     skipped: tuple[int, ...] = ()
     if params["path"] == "pool":
@@ -46,7 +46,7 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
         kernels.store_cache(k, v, *caches, indices, **({"reserved_skip_index": -1} if _can_skip() else {}))
     torch.cuda.synchronize()  # an assert of the device speaks here, and not in what is called next
     for name, cache, source in zip(("k_cache", "v_cache"), caches, (k, v), strict=True):
-        _check(name, cache.cpu(), source.cpu(), params["slots"], skipped)
+        stored(name, cache.cpu(), source.cpu(), params["slots"], skipped)
     return {"size_limit": num_slots + page_size, "rows": len(params["slots"])}
 
 
@@ -76,23 +76,3 @@ def _through_pool(
     pool.set_kv_buffer(layer, where, k, v)
     buffers = pool.get_kv_buffer(0)
     return (buffers[0].flatten(1), buffers[1].flatten(1)), (0,) if _can_skip() else ()
-
-
-def _rows(count: int, elements: int, dtype: torch.dtype, device: str, strided: bool, seed: int) -> torch.Tensor:
-    """Random rows; strided: a slice of wider ones, as K and V are slices of a fused QKV projection."""
-    generator = torch.Generator().manual_seed(seed)
-    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    wide = torch.randint(
-        low, high, (count, 3 * elements if strided else elements), generator=generator, dtype=dtype
-    ).to(device)
-    return wide[:, elements : 2 * elements] if strided else wide
-
-
-def _check(name: str, cache: torch.Tensor, source: torch.Tensor, slots: list[int], skipped: tuple[int, ...]) -> None:
-    """Each stored slot holds one of the rows meant for it, every other row is still zero."""
-    for slot, row in enumerate(cache):
-        meant = [source[i] for i, to in enumerate(slots) if to == slot]
-        if not meant or slot in skipped:
-            meant.append(torch.zeros_like(row))
-        if not any(torch.equal(row, want) for want in meant):
-            raise WrongValues(f"{name}[{slot}] is none of the {len(meant)} rows that belong there")
