@@ -21,7 +21,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness import fixes, lightenv_cli, overlay, report, script, selection, upstream, upstream_cli, variants
+from harness import (
+    bisect_cli,
+    fixes,
+    lightenv_cli,
+    overlay,
+    prove_cli,
+    pytest_run,
+    report,
+    script,
+    selection,
+    upstream,
+    upstream_cli,
+    variants,
+)
 from harness.case import Case
 from harness.code_base import resolve
 from harness.device import resolve_device
@@ -38,6 +51,8 @@ app = typer.Typer(
 )
 upstream_cli.register(app)
 lightenv_cli.register(app)
+bisect_cli.register(app)
+prove_cli.register(app)
 
 Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
@@ -168,14 +183,10 @@ def run(
         _ = prover.environment  # a machine that can't run legs is said once, here, and not by every case
     with tempfile.TemporaryDirectory(prefix="unfix-run-") as scratch:
         matrix_file = Path(scratch, "matrix.json")
-        command = [
-            sys.executable, "-m", "pytest", str(root / "regressions"),
-            "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
-            "-q", "-n", _workers(jobs, device), *(["--dist", "loadgroup"] if code_base.preload else []),
-            "--unfix-device", device, "--unfix-target", target,
-            *(["--unfix-release", release] if release else []), *(["--unfix-source", source] if source else []),
-            "--unfix-select", ",".join(chosen), "--unfix-json", str(matrix_file),
-        ]  # fmt: skip
+        command = pytest_run.command(
+            root, device, code_base, pytest_run.workers(jobs, device), release=release, source=source,
+            more=["--unfix-select", ",".join(chosen), "--unfix-json", str(matrix_file)],
+        )  # fmt: skip
         if junit:
             command += ["--junitxml", junit]
         ended = subprocess.run(command, stdout=sys.stderr, check=False)
@@ -201,20 +212,11 @@ def run(
 
 
 def _session(registered: fixes.Catalogue) -> tuple[str, ...]:
-    """What SGLANG_DEBUG_REVERT_PR takes out of every leg; says so, since it changes what a verdict means."""
-    reverted = selection.parse(os.environ.get(selection.VARIABLE), registered)
+    """What the environment takes out of every leg; says so, since it changes what a verdict means."""
+    variable, reverted = selection.of_session(registered)
     if reverted:
-        _note(f"REVERT ACTIVE in every leg ({selection.VARIABLE}): {', '.join(reverted)}")
+        _note(f"REVERT ACTIVE in every leg ({variable}): {', '.join(reverted)}")
     return reverted
-
-
-def _workers(jobs: str, device: str) -> str:
-    if jobs != "auto":
-        if not jobs.isdigit():
-            raise UsageError(f"--jobs {jobs!r}: must be a number or auto")
-        return jobs
-    # each worker holds a fork server (about 0.5 GB), and on a GPU its legs' contexts
-    return str(min(os.cpu_count() or 1, 12 if device == "cuda" else 8))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 The command, its subprocesses and the children that `multiprocessing` spawns inherit the path, and so see the overlays.
 SGLang's own mechanism reads `SGLANG_DEBUG_REVERT_PR` as one integer: it would choke on our grammar, or undo a fix
-that is out already. So the command never gets that variable.
+that is out already. So the command never gets that variable: it reads in `UNFIX_REVERT` what is out, if anything is.
 """
 
 from __future__ import annotations
@@ -51,6 +51,67 @@ class Prepared:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What a command sees: the code bases that its Python imports, and from where."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]  # without a variable that takes fixes out
+    python: str  # the Python that the command runs on
+    first: str  # what that puts first on its path: "" the working directory, "-" nothing
+    places: dict[str, list[Path]]  # for each code base: the directories that its packages are in
+    missing: dict[str, str]  # code bases that can't be imported, and why, in one line
+
+    def under(self, trees: Sequence[Path], out: Sequence[str]) -> dict[str, str]:
+        """The environment in which the command sees these overlays, and reads in EXEC_VARIABLE what is out.
+
+        Raises UsageError where something on the command's path would come before an overlay.
+        """
+        environment = dict(self.environment)
+        if trees:
+            path = [*map(str, trees), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+            _check_first(self.python, self.first, trees, environment)
+        if out:
+            environment[selection.EXEC_VARIABLE] = ",".join(out)
+        return environment
+
+
+def look(
+    command: Sequence[str],
+    fixes: Sequence[Fix],
+    target: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Sight:
+    """Find the code bases of these fixes (only `target`'s, if given) in the way that the command will.
+
+    Raises UsageError where there is no such command, or where it would pass over PYTHONPATH.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    for variable in selection.VARIABLES:
+        environment.pop(variable, None)
+    program = shutil.which(command[0], path=environment.get("PATH", os.defpath))
+    if program is None:
+        raise UsageError(f"no command {command[0]!a} to run")
+    if not fixes:
+        return Sight(tuple(command), environment, "", "", {}, {})
+    code_bases = dict.fromkeys(name for fix in fixes for name in fix.code_bases if target in (None, name))
+    if not code_bases:
+        raise UsageError(f"{', '.join(fix.id for fix in fixes)}: nothing says how in {target}")
+    packages = {name: sorted({_package(form) for fix in fixes for form in _forms(fix, name)}) for name in code_bases}
+    python, first = _python(program, command, environment)
+    roots = _find(python, first, {top for tops in packages.values() for top in tops}, environment)
+    places, missing = {}, {}
+    for name, tops in packages.items():
+        if unseen := [top for top in tops if not roots[top]]:
+            missing[name] = f"{python} can't import {unseen[0]}: no fix of {name} can be out"
+        else:
+            places[name] = [Path(str(roots[top])) for top in tops]
+    if not any(roots.values()):
+        raise MissingPackageError("; ".join(missing.values()), package=next(iter(packages)))
+    return Sight(tuple(command), environment, python, first, places, missing)
+
+
 def prepare(
     command: Sequence[str],
     catalogue: Catalogue,
@@ -65,45 +126,27 @@ def prepare(
     the UnfixError. Raises RottedError, MissingPackageError where no code base can be imported, and UsageError where
     something on the command's path would come before the overlay.
     """
-    environment = dict(os.environ if environment is None else environment)
-    environment.pop(selection.VARIABLE, None)
-    program = shutil.which(command[0], path=environment.get("PATH", os.defpath))
-    if program is None:
-        raise UsageError(f"no command {command[0]!a} to run")
     if both := set(revert) & set(apply):
         raise UsageError(f"{sorted(both)[0]} can't be both taken out and put in")
     wanted = [catalogue.fix(fix) for fix in (*revert, *apply)]
+    sight = look(command, wanted, target, environment)
     if not wanted:
-        return Prepared(tuple(command), environment, (), ("nothing is out",))
-    code_bases = dict.fromkeys(name for fix in wanted for name in fix.code_bases if target in (None, name))
-    if not code_bases:
-        raise UsageError(f"{', '.join(fix.id for fix in wanted)}: nothing says how in {target}")
-    packages = {name: sorted({_package(form) for fix in wanted for form in _forms(fix, name)}) for name in code_bases}
-    python, first = _python(program, command, environment)
-    roots = _find(python, first, {top for tops in packages.values() for top in tops}, environment)
-    trees, notes, refused = [], [], []
-    for name, tops in packages.items():
-        if missing := [top for top in tops if not roots[top]]:
-            refused.append(f"{python} can't import {missing[0]}: no fix of {name} can be out")
-            continue
-        places = [Path(str(roots[top])) for top in tops]
+        return Prepared(sight.command, sight.environment, (), ("nothing is out",))
+    trees, notes, refused, gone = [], [], [*sight.missing.values()], set()
+    for name, places in sight.places.items():
         out, into, unable = _chosen(catalogue, name, revert, apply, places)
         refused += unable
-        plan = overlay.plan(_flat(out, into), places)
-        if tree := overlay.build(plan):
+        gone |= set(out)
+        if tree := overlay.build(overlay.plan(_flat(out, into), places)):
             trees.append(tree)
             told = [f"out of {name}: {', '.join(out)}"] * bool(out) + [f"put into {name}: {', '.join(into)}"] * bool(
                 into
             )
             notes += [f"{text} ({places[0]}, overlay {tree})" for text in told]
     if not trees:
-        if all(not roots[top] for tops in packages.values() for top in tops):
-            raise MissingPackageError("; ".join(refused), package=next(iter(packages)))
         raise UnfixError("; ".join(refused))
-    paths = [str(tree) for tree in trees] + [environment["PYTHONPATH"]] * bool(environment.get("PYTHONPATH"))
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    _check_first(python, first, trees, environment)
-    return Prepared(tuple(command), environment, tuple(trees), (*notes, *refused))
+    changed = sight.under(trees, [fix for fix in revert if fix in gone])
+    return Prepared(sight.command, changed, tuple(trees), (*notes, *refused))
 
 
 def run(prepared: Prepared) -> NoReturn:

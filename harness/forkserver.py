@@ -31,6 +31,10 @@ def main(fd: int, preload: list[str]) -> None:
             with _cuda_untouched():
                 importlib.import_module(name)
         import harness.leg  # noqa: F401  every leg needs it: import it once
+
+        if os.environ.get("TRITON_INTERPRET"):
+            with contextlib.suppress(ImportError):  # older ones have none
+                import triton.experimental.gluon  # noqa: F401  the interpreter imports it at a kernel's first launch
     except BaseException as error:
         _send(connection, {"error": f"{type(error).__name__}: {error}"})
         return

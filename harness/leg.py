@@ -4,7 +4,8 @@ This side imports the standard library and torch only, so that a leg costs a for
 writes facts, and :mod:`harness.outcome` reads them.
 
 A leg's directory holds ``request.json`` (in), ``reached`` (a line for each reverted target, written as it is entered),
-``stdout``, ``stderr`` and ``report.json`` (out; absent when the process died).
+``read`` (where it is asked for: the files that it reads), ``stdout``, ``stderr`` and ``report.json`` (out; absent when
+the process died).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import reads
+
 
 class WrongValues(Exception):
     """A result that differs from the reference; the message names the tensor and the first difference."""
@@ -31,6 +34,8 @@ def run_directory(directory: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # legs die on purpose
     folder = Path(directory)
     request = json.loads((folder / "request.json").read_text())
+    if roots := request.get("roots"):
+        reads.log(folder / "read", roots)
     with open(folder / "reached", "a", encoding="utf-8", buffering=1) as marks:
         report = run(request, lambda name: print(name, file=marks))
     part = folder / "report.json.part"

@@ -4,13 +4,16 @@
     @pytest.mark.cases(of=build)              build(device) -> cases, one test each
     def test_…(prove, case): prove(case)
 
-``SGLANG_DEBUG_REVERT_PR=27338 pytest regressions`` runs every leg with that fix out, too; the header says so.
+``SGLANG_DEBUG_REVERT_PR=27338 pytest regressions`` runs every leg with that fix out, too; the header says so. Under
+``unfix exec`` and ``unfix bisect`` a test is a plain one, with one leg: it passes where that does, with their
+fixes out, what it must with them in.
 """
 
 from __future__ import annotations
 
-import os
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,15 @@ from harness.case import Case
 from harness.device import resolve_device
 from harness.errors import InfraError, UnfixError, UsageError
 from harness.prover import Prover, Result
+from harness.sandbox import Servers
+from harness.verdict import Verdict
 
+servers = pytest.StashKey[Servers]()  # for another plugin that has legs run in a way of its own
 _records = pytest.StashKey[list[dict[str, Any]]]()
 _environment = pytest.StashKey[dict[str, Any]]()
 _catalogue = pytest.StashKey[fixes.Catalogue]()
 _session_revert = pytest.StashKey[tuple[str, ...]]()
+_variable = pytest.StashKey[str]()
 _code_base = pytest.StashKey[code_base.CodeBase]()
 _selected = pytest.StashKey[tuple[str, ...]]()
 _complaint = pytest.StashKey[str]()
@@ -54,9 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_records] = []
     try:
         config.stash[_catalogue] = fixes.load(config.rootpath / "toggles")
-        config.stash[_session_revert] = selection.parse(
-            os.environ.get(selection.VARIABLE), config.stash[_catalogue], source=selection.VARIABLE
-        )
+        config.stash[_variable], config.stash[_session_revert] = selection.of_session(config.stash[_catalogue])
         config.stash[_selected] = selection.parse(
             config.option.unfix_select, config.stash[_catalogue], source="--unfix-select"
         )
@@ -72,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"unfix: target {config.option.unfix_target} on {config.option.unfix_device}"]
     if reverted := config.stash[_session_revert]:
-        lines.append(f"unfix: REVERT ACTIVE in every leg ({selection.VARIABLE}): {', '.join(reverted)}")
+        lines.append(f"unfix: REVERT ACTIVE in every leg ({config.stash[_variable]}): {', '.join(reverted)}")
     return lines
 
 
@@ -111,27 +116,41 @@ def code_base_of(config: pytest.Config) -> code_base.CodeBase:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if code_base_of(config).preload:
-        # a fork server has imported the code base of one selection: cases that need the same ones stay on one worker
-        for item in items:
-            if marker := item.get_closest_marker("fix"):
-                item.add_marker(pytest.mark.xdist_group(marker.args[0]))
     if wanted := config.stash[_selected]:
         kept = [item for item in items if (marker := item.get_closest_marker("fix")) and marker.args[0] in wanted]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A fork server has imported the code base of one selection: cases that need the same ones stay on one worker."""
+    if not code_base_of(config).preload:
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    # on a GPU there are many cases, and cores for the servers of two workers
+    shares = 2 if config.option.unfix_device == "cuda" else 1
+
+    class ByTest(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return f"{nodeid.partition('[')[0]}/{zlib.crc32(nodeid.encode()) % shares}"
+
+    return ByTest(config, log)
+
+
 @pytest.fixture(scope="session")
 def prover(pytestconfig: pytest.Config) -> Iterator[Prover]:
     """One fork server for this worker, on the device of the session."""
     session: tuple[str, ...] = pytestconfig.stash[_session_revert]
+    catalogue = pytestconfig.stash[_catalogue]
     prover = Prover(
-        pytestconfig.stash[_catalogue],
+        _without_legs(catalogue) if _is_plain(pytestconfig) else catalogue,
         device=pytestconfig.option.unfix_device,
         root=pytestconfig.rootpath,
         target=pytestconfig.stash[_code_base],
         session=session,
+        servers=pytestconfig.stash.get(servers, None),
     )
     with prover:
         yield prover
@@ -145,6 +164,8 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
 
     def check(case: Case) -> Result:
         result = prover.prove(marker.args[0], case)
+        if _is_plain(request.config) and result.verdict.kind == "vacuous":
+            result = _passed(result)
         request.node.user_properties.append(("unfix", result.as_dict()))
         if result.legs:
             request.node.user_properties.append(("unfix-environment", prover.environment))
@@ -155,6 +176,22 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
         return result
 
     return check
+
+
+def _is_plain(config: pytest.Config) -> bool:
+    return bool(config.stash[_session_revert]) and config.stash[_variable] == selection.EXEC_VARIABLE
+
+
+def _without_legs(catalogue: fixes.Catalogue) -> fixes.Catalogue:
+    """Legs that take out more fixes say nothing about those that `unfix exec` took out."""
+    bare = (replace(fix, entry=fix.entry.model_copy(update={"legs": []})) for fix in catalogue)
+    return fixes.Catalogue(tuple(bare))
+
+
+def _passed(result: Result) -> Result:
+    """A plain test, without a leg to compare with, passes; it is counted with those that can't tell."""
+    reason = f"does what it must with {', '.join(result.legs[0].reverted)} out; nothing else was asked"
+    return replace(result, case=replace(result.case, tells=False), verdict=Verdict("proved", reason, result.fix))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -42,6 +42,7 @@ class Request:
     detector: str = "none"
     zone_bytes: int = 4096
     timeout: float = 120.0  # seconds
+    roots: Sequence[str] = ()  # which of the files under these it reads is in its ending; () for nobody asks
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Ending:
     signal: str | None  # "SIGSEGV", …
     timed_out: bool
     seconds: float
+    read: tuple[str, ...] | None = None  # as `harness.reads` has it; None: not known
 
 
 class Sandbox:
@@ -243,7 +245,7 @@ def _tail(path: Path) -> str:
 
 def _read(directory: str, status: int, timed_out: bool, seconds: float) -> Ending:
     folder = Path(directory)
-    report = folder / "report.json"
+    report, read = folder / "report.json", folder / "read"
     killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     return Ending(
         report=json.loads(report.read_text()) if report.exists() else None,
@@ -254,6 +256,7 @@ def _read(directory: str, status: int, timed_out: bool, seconds: float) -> Endin
         signal=signal.Signals(killed_by).name if killed_by else None,
         timed_out=timed_out,
         seconds=round(seconds, 4),
+        read=tuple(read.read_text(errors="surrogateescape").split("\n")[:-1]) if read.exists() else None,
     )
 
 

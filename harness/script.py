@@ -14,7 +14,7 @@ from harness.prover import Prover, Result
 from harness.report import write_text
 
 # what a leg's process imports, besides the kernels themselves
-_HARNESS = ("__init__.py", "case.py", "errors.py", "leg.py", "reach.py", "memory/*.py")
+_HARNESS = ("__init__.py", "case.py", "errors.py", "leg.py", "reach.py", "reads.py", "memory/*.py")
 _IMPORTS = ("contextlib", "json", "os", "pathlib", "signal", "subprocess", "sys", "tempfile")
 _TIMEOUT = 600
 
@@ -91,8 +91,8 @@ def write(path: Path, prover: Prover, result: Result) -> None:
     """
     if prover.target != "eagle_kv":
         raise UsageError(
-            "--script: a stand-alone script of SGLang's own classes would embed SGLang; use unfix exec to run a command"
-            " with fixes out"
+            "--script: a script of SGLang's own classes would embed SGLang; use unfix exec to run a command with fixes"
+            " out (what was found in SGLang has scripts: docs/findings.md)"
         )
     case = result.case
     legs: dict[str, tuple[str, dict[str, str]]] = {"every fix in": (case.on, {})}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
+from collections.abc import Mapping
 
 from harness.errors import UsageError
 from harness.fixes import Catalogue
 
 VARIABLE = "SGLANG_DEBUG_REVERT_PR"
+EXEC_VARIABLE = "UNFIX_REVERT"  # tells a command what `unfix exec` has taken out for it
+VARIABLES = (VARIABLE, EXEC_VARIABLE)
 _SHOWN = 60
 
 
@@ -27,6 +31,12 @@ def parse(text: str | None, catalogue: Catalogue, source: str = VARIABLE) -> tup
             raise UsageError(_unknown(word, catalogue, source))
         chosen.update(dict.fromkeys(ids))
     return tuple(chosen)
+
+
+def of_session(catalogue: Catalogue, environment: Mapping[str, str] = os.environ) -> tuple[str, tuple[str, ...]]:
+    """The variable that takes fixes out of a whole session, and their ids: VARIABLE, or else EXEC_VARIABLE."""
+    name = VARIABLE if environment.get(VARIABLE) or not environment.get(EXEC_VARIABLE) else EXEC_VARIABLE
+    return name, parse(environment.get(name), catalogue, source=name)
 
 
 def _unknown(word: str, catalogue: Catalogue, source: str) -> str:

@@ -168,7 +168,7 @@ def _explain(version: str, words: str) -> InfraError | UsageError:
             return UsageError(f"no release {version} of {PACKAGE}{hint}")
         if re.search(r"Retrying|ConnectionError|Temporary failure|timed out|ProxyError|SSLError", words):
             return InfraError(f"can't fetch {PACKAGE} {version}: pip reaches no package index; is the network up?")
-        return InfraError(f"can't fetch {PACKAGE} {version}: pip's package index has no {PACKAGE} at all")
+        return InfraError(f"can't fetch {PACKAGE} {version}: pip's index has no {PACKAGE}, or can't be reached")
     errors = [line for line in words.splitlines() if line.startswith("ERROR:")] or words.strip().splitlines() or [""]
     return InfraError(f"can't fetch {PACKAGE} {version}: pip says: {errors[-1].removeprefix('ERROR:').strip()[:300]}")
 

@@ -103,7 +103,8 @@ def exec_command(
     """Run a command, and all that it starts, with fixes out or put in; its exit code is this one's.
 
     Works on every code base that the fixes are in and that the command's Python can import. What is out goes to stderr.
-    Without --revert and --apply, SGLANG_DEBUG_REVERT_PR says what is out; the command itself never gets that variable.
+    Without --revert and --apply, SGLANG_DEBUG_REVERT_PR says what is out; the command itself never gets that variable,
+    but UNFIX_REVERT, the list of what is out: this project's own tests take it for a whole session's revert.
 
     Example: unfix exec --revert 27338 -- python -m pytest test_eagle.py
     """

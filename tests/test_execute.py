@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import execute, fixes
+from harness import execute, fixes, selection
 from harness.errors import MissingPackageError, RottedError, UnfixError, UsageError
 
 TOGGLES = """\
@@ -91,6 +91,7 @@ def test_a_script_and_its_children_see_the_overlay(tmp_path, registered):
     assert output(prepared) == [f"3 {tree}/boxes/row.py None"] * 3
     assert prepared.notes[0] == f"out of boxes: 7:wide ({tmp_path}/site-boxes, overlay {tree})"
     assert prepared.environment["PYTHONPATH"] == f"{tree}{os.pathsep}{env['PYTHONPATH']}"
+    assert prepared.environment["UNFIX_REVERT"] == WIDE
     assert (tmp_path / "site-boxes/boxes/row.py").read_text() == SOURCE
 
 
@@ -100,7 +101,8 @@ SHOW = "import boxes.row as r, other.row, other; print(r.width(3, 5), other.widt
 def test_every_code_base_forward_and_back(tmp_path, registered):
     env = environment(tmp_path, "boxes", "other")
     command = [sys.executable, "-c", SHOW.replace("r.at('4')", "repr(r.at('4'))")]
-    none = execute.prepare(command, registered, environment=env)
+    none = execute.prepare(command, registered, environment={**env, "UNFIX_REVERT": "7"})
+    assert "UNFIX_REVERT" not in none.environment
     assert output(none) == ["15 15 '4'"] and none.notes == ("nothing is out",) and none.overlays == ()
     both = execute.prepare(command, registered, [WIDE], [BARE], environment=env)
     assert output(both) == ["3 3 4"] and len(both.overlays) == 2
@@ -115,6 +117,7 @@ def test_what_is_not_there_is_noted_unless_nothing_is_left(tmp_path, registered)
     env = environment(tmp_path, "boxes")
     command = [sys.executable, "-c", "0"]
     prepared = execute.prepare(command, registered, [WIDE, BARE], environment=env)
+    assert prepared.environment["UNFIX_REVERT"] == WIDE
     assert any("7:bare isn't in this boxes (it reads like 'u'), nor in any release known" in n for n in prepared.notes)
     assert any("can't import other: no fix of other can be out" in note for note in prepared.notes)
     with pytest.raises(UnfixError, match=r"7:bare isn't in this boxes .*: nothing to take out$") as caught:
@@ -188,3 +191,42 @@ def test_the_command_line(tmp_path, registered, root):
     code, stdout, stderr = unfix("--revert", "7:wid")
     assert (code, stdout) == (2, "") and "unknown fix '7:wid', did you mean 7:wide?" in stderr
     assert unfix("--revert", "7:bare", "--target", "boxes")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "ids"),
+    [
+        ({}, selection.VARIABLE, ()),
+        ({"UNFIX_REVERT": "7:wide"}, "UNFIX_REVERT", (WIDE,)),
+        ({"UNFIX_REVERT": "7:wide", "SGLANG_DEBUG_REVERT_PR": ""}, "UNFIX_REVERT", (WIDE,)),
+        ({"UNFIX_REVERT": "7:wide", "SGLANG_DEBUG_REVERT_PR": "7:bare"}, selection.VARIABLE, (BARE,)),
+        ({"UNFIX_REVERT": "7:wide", "SGLANG_DEBUG_REVERT_PR": "0"}, selection.VARIABLE, ()),
+    ],
+)
+def test_what_is_out_of_a_session(registered, variables, name, ids):
+    assert selection.of_session(registered, variables) == (name, ids)
+
+
+def test_a_bad_variable_says_which_it_is(registered):
+    with pytest.raises(UsageError, match="^UNFIX_REVERT: unknown fix '7:wid', did you mean 7:wide"):
+        selection.of_session(registered, {"UNFIX_REVERT": "7:wid"})
+
+
+SIZE, GUARD = "27338:topk-factor", "27338:capacity-assert"
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "seen", "unseen"),
+    [
+        # a test is a plain one here: one leg, with nothing out but what exec took out
+        (GUARD, 0, "1 cases: 1 proved", "REVERT ACTIVE in every leg (SGLANG"),
+        (SIZE, 1, "must be clean, is guarded", "IndexError"),
+        (f"{SIZE},{GUARD}", 1, "IndexError: index out of range", "is guarded"),
+    ],
+)
+def test_the_project_s_own_tests_take_it_for_a_session_s_revert(unfix, out, code, seen, unseen):
+    test = ("-m", "pytest", "regressions/test_26340.py", "-k", "topk2-", "-p", "no:cacheprovider", "-n", "0")
+    ended = unfix("exec", "--revert", out, "--", sys.executable, *test)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert f"REVERT ACTIVE in every leg (UNFIX_REVERT): {out.replace(',', ', ')}" in ended.stdout
+    assert seen in ended.stdout and unseen not in ended.stdout

@@ -38,7 +38,7 @@ def stub(tmp_path: Path) -> Path:
 def _python(code: str, *path: str | Path, **env: str) -> str:
     """What a fresh interpreter prints."""
     full = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), **env}
-    done = subprocess.run([sys.executable, "-c", code], env=full, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=full, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()
 
@@ -175,3 +175,39 @@ except AssertionError as error:
     accepted, refused = _python(code, *path, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="").splitlines()[-2:]
     assert accepted == "True"
     assert "got 8 and 3" in refused
+
+
+FINDINGS = {  # script: (the fix that mends what it shows, what it shows without, what with)
+    "int32_rows": ("own:int32-rows", "the last one starts at 2400000000", "step 4: as it must be"),
+    "draft_capacity": ("own:triton-capacity-assert", "2 elements written past the end", "refused: EAGLE draft"),
+}
+
+
+@pytest.mark.parametrize("script", FINDINGS)
+def test_a_finding_shows_on_a_release_and_goes_with_its_fix(release: str, script: str) -> None:
+    fix, without, with_it = FINDINGS[script]
+    command = [sys.executable, str(ROOT / "docs" / "findings" / f"{script}.py")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(lightenv.path(release)), "TRITON_INTERPRET": "1"}
+    env["CUDA_VISIBLE_DEVICES"] = ""
+    plain = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert plain.returncode and without in plain.stdout, plain.stderr[-2000:]
+    mended = [sys.executable, "-m", "harness.cli", "exec", "--apply", fix, "--target", "sglang", "--", *command]
+    done = subprocess.run(mended, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and with_it in done.stdout, done.stderr[-2000:]
+
+
+def test_mla_plans_its_eager_drafts_for_the_prefix_alone(release: str) -> None:
+    """docs/findings/mla_eager_metadata.py; it says device="cuda" as the code that it calls does."""
+    code = """
+import runpy, sys
+from harness.memory.cuda_is_cpu import CudaIsCpu
+with CudaIsCpu():
+    try:
+        runpy.run_path("docs/findings/mla_eager_metadata.py", run_name="__main__")
+    except SystemExit as ended:
+        print(ended.code)
+"""
+    path = [ROOT, *lightenv.path(release)]
+    handed, planned, code = _python(code, *path, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="").splitlines()[-3:]
+    assert (handed, code) == ("handed over: kv_indptr [0, 7]", "1")
+    assert planned == "planned: [0, 6]; the shared buffer now: [0, 6]"

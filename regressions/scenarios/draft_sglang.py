@@ -18,8 +18,9 @@ constructor computes for topk, and is then told its topk. Every method that runs
 
 The Triton children ask sgl_kernel, an import stub here, whether a launch may overlap the one before: they are told no.
 
-An instance's ``common_template`` is called through a recorder, which keeps the buffer that it was given: the eager path
-makes one of its own and forgets it.
+An instance's ``common_template`` is called through a recorder. It keeps the buffer that it was given, since the eager
+path makes one of its own and forgets it, and ``kv_indptr`` as the kernel left it: FlashInfer MLA's children, planned
+eagerly, write prefixes without draft tokens over it (docs/findings.md).
 
 SGLang cannot run num_steps 1 (a backend's constructor reads its first child) nor an empty batch (no server sends one).
 """
@@ -27,7 +28,7 @@ SGLang cannot run num_steps 1 (a backend's constructor reads its first child) no
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from eagle_kv import reference
@@ -70,17 +71,17 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
     with world.on(device):
         runner = world.model_runner(config, seq_lens, mla=mla)
         backend = _backend(name, runner, config)
-        buffers = _recorded(backend)
+        filled = _recorded(backend)
         batch = world.forward_batch(seq_lens, config)
         attention = _Attention(backend, runner, config, len(seq_lens))
         if params["path"] == "eager":
             backend.init_forward_metadata(batch)
-            _check_indices(backend, buffers[-1], batch, runner, config)
+            _check_indices(backend, filled[-1], batch, runner, config)
             outputs = attention.run(batch)
         else:
-            outputs = _cuda_graph(backend, buffers, batch, runner, config, attention)
+            outputs = _cuda_graph(backend, filled, batch, runner, config, attention)
         attention.check(outputs, _reference_indices(batch, runner, config), batch)
-    facts = {"row": buffers[-1].shape[1], "rows": config.num_steps, "attended_steps": len(outputs)}
+    facts = {"row": filled[-1].kv_indices.shape[1], "rows": config.num_steps, "attended_steps": len(outputs)}
     return facts | {"children": type(backend.attn_backends[0]).__name__}
 
 
@@ -108,20 +109,36 @@ def _has_real_children(name: str, config: DraftConfig) -> bool:
     return name == "triton" or (config.device == "cuda" and (name == "flashinfer" or config.topk == 1))
 
 
-def _recorded(backend: Any) -> list[torch.Tensor]:
-    buffers: list[torch.Tensor] = []
+class _Filled(NamedTuple):
+    """What one call of ``common_template`` filled: all rows."""
+
+    kv_indices: torch.Tensor  # (num_steps, row), the buffer itself
+    kv_indptr: torch.Tensor  # (num_steps, capacity), a copy from before the first child was planned
+
+
+def _recorded(backend: Any) -> list[_Filled]:
+    filled: list[_Filled] = []
     template = backend.common_template
 
     def common_template(forward_batch: Any, kv_indices_buffer: Any, call_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        buffers.append(backend.cuda_graph_kv_indices if kv_indices_buffer is None else kv_indices_buffer)
-        return template(forward_batch, kv_indices_buffer, call_fn, *args, **kwargs)
+        buffer = backend.cuda_graph_kv_indices if kv_indices_buffer is None else kv_indices_buffer
+
+        def copied_first(step: int, *rest: Any, **more: Any) -> Any:
+            if step == 0:
+                filled.append(_Filled(buffer, backend.kv_indptr.clone()))
+            return call_fn(step, *rest, **more)
+
+        result = template(forward_batch, kv_indices_buffer, call_fn and copied_first, *args, **kwargs)
+        if call_fn is None:  # Triton, under a graph: its children plan nothing
+            filled.append(_Filled(buffer, backend.kv_indptr.clone()))
+        return result
 
     backend.common_template = common_template
-    return buffers
+    return filled
 
 
 def _cuda_graph(
-    backend: Any, buffers: list[torch.Tensor], batch: Any, runner: Any, config: DraftConfig, attention: _Attention
+    backend: Any, filled: list[_Filled], batch: Any, runner: Any, config: DraftConfig, attention: _Attention
 ) -> list[torch.Tensor]:
     """Size, capture, replay: in this order as SGLang's graph runner does it."""
     backend.init_cuda_graph_state(config.max_bs, config.max_bs * config.topk)
@@ -130,7 +147,7 @@ def _cuda_graph(
     _out_graph(backend, short, in_capture=True)
     replay = _captured(attention, short) if config.device == "cuda" and attention.steps else None
     _out_graph(backend, batch, in_capture=False)
-    _check_indices(backend, buffers[-1], batch, runner, config)
+    _check_indices(backend, filled[-1], batch, runner, config)
     return replay() if replay else attention.run(batch)
 
 
@@ -167,13 +184,13 @@ def _reference_indices(batch: Any, runner: Any, config: DraftConfig) -> list[tor
     )  # fmt: skip
 
 
-def _check_indices(backend: Any, buffer: torch.Tensor, batch: Any, runner: Any, config: DraftConfig) -> None:
+def _check_indices(backend: Any, filled: _Filled, batch: Any, runner: Any, config: DraftConfig) -> None:
     """All rows of both outputs, the last step's too, which no attention reads; and what each stand-in was handed."""
     indptr = reference.kv_indptr(batch.seq_lens, topk=config.topk, num_steps=config.num_steps)
     indices = _reference_indices(batch, runner, config)
     for i in range(config.num_steps):
-        same(f"kv_indptr[{i}]", backend.kv_indptr[i, : indptr.shape[1]], indptr[i])
-        same(f"kv_indices[{i}]", buffer[i, : len(indices[i])], indices[i])
+        same(f"kv_indptr[{i}]", filled.kv_indptr[i, : indptr.shape[1]], indptr[i])
+        same(f"kv_indices[{i}]", filled.kv_indices[i, : len(indices[i])], indices[i])
     for i, child in enumerate(backend.attn_backends):
         if handed := getattr(child, "planned", None):
             same(f"kv_indptr handed to step {i}", handed[0], indptr[i])
