@@ -32,6 +32,8 @@ class Case:
     tells: bool = True  # False: this input cannot tell the fix from its absence, and every leg must equal `on`
     why: str = ""  # one sentence: why it cannot tell, or what it shows
     stray: Stray | None = None  # with every guard out of the way
+    # where a leg reports the fact "layout": what is stray if the memory is laid out like that
+    stray_in: Mapping[str, Stray] = field(default_factory=dict)
     # by reverted ids (none: the fix in), where they differ from what the toggle file declares
     expect: Mapping[frozenset[str], str] = field(default_factory=dict)  # outcomes
     reason: Mapping[frozenset[str], str] = field(default_factory=dict)  # regexes
@@ -43,3 +45,7 @@ class Case:
     needs_cuda: bool = False
     cannot: Mapping[str, str] = field(default_factory=dict)  # "sglang", "sglang on cpu": why it can't run there
     cuda_packages: tuple[str, ...] = ()  # that a leg on a GPU imports
+
+    def stray_given(self, facts: Mapping[str, Any]) -> Stray | None:
+        """What must be stray in a leg that reported these facts."""
+        return self.stray_in.get(facts.get("layout", ""), self.stray)

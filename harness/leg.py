@@ -25,7 +25,14 @@ from harness import reads
 
 
 class WrongValues(Exception):
-    """A result that differs from the reference; the message names the tensor and the first difference."""
+    """A result that differs from the reference; the message names the tensor and the first difference.
+
+    ``facts``: what the leg would have returned.
+    """
+
+    def __init__(self, message: str, facts: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.facts = facts or {}
 
 
 def run_directory(directory: str) -> None:
@@ -64,7 +71,7 @@ def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, A
                 try:
                     report["facts"] = entry(request["params"], request["device"]) or {}
                 except WrongValues as error:
-                    report["wrong"] = str(error)
+                    report["wrong"], report["facts"] = str(error), error.facts
                 if request["device"] == "cuda":
                     torch.cuda.synchronize()  # a leg is not clean before the device says so
         except (Exception, SystemExit) as error:  # code under test that exits has failed like any other

@@ -224,11 +224,13 @@ class Prover:
             zone_bytes=case.zone_bytes,
             timeout=LEG_TIMEOUT[self.device],
         )
+        ending = self.servers.run(tree, request)
+        stray = case.stray_given((ending.report or {}).get("facts", {}))
         return outcome.read(
-            self.servers.run(tree, request),
+            ending,
             reverted=reverted,
             guards=self._guards,
             detector=case.detector,
-            predicted=case.stray.elements if case.stray else None,
+            predicted=stray.elements if stray else None,
             targets=[target.name for target in targets],
         )

@@ -85,11 +85,12 @@ def _miscount(case: Case, leg: Leg) -> str | None:
     seen = leg.overflow or {}
     if seen.get("lower_bound"):
         return f"at least {seen['observed_elements']} stray elements, to the end of what is watched"
-    if case.stray is None:
+    stray = case.stray_given(leg.facts)
+    if stray is None:
         return f"no stray element was predicted, {seen['observed_elements']} were seen"
-    if (seen["side"], seen["observed_elements"]) != (case.stray.side, case.stray.elements):
+    if (seen["side"], seen["observed_elements"]) != (stray.side, stray.elements):
         return (
-            f"predicted {case.stray.elements} stray elements {case.stray.side} the buffer, "
+            f"predicted {stray.elements} stray elements {stray.side} the buffer, "
             f"observed {seen['observed_elements']} {seen['side']}"
         )
     return None

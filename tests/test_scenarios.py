@@ -235,6 +235,8 @@ def test_store_cases():
         side = "/".join(name for name, indices in (("after", after), ("before", before)) if indices)
         want = Stray(side, 2 * len(before | after)) if before | after else None  # K and V
         assert case.stray == want, case.id
+        joint = {at for index in flat for at in (index, size + index) if not 0 <= at < 2 * size}
+        assert case.stray_in == ({store.JOINT: Stray(side, len(joint))} if want else {}), case.id
         seen.add(side)
     assert seen == {"", "before", "after"}
 

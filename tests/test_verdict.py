@@ -69,6 +69,14 @@ ROWS = {
         [ON, GUARDED, leg("overflow", FIX, stray=2, side="before", evidence="kv_indices")],
         *(WANT, case(), "unexpected", "observed 2 before"),
     ),
+    "another layout, with its own number": (
+        [ON, GUARDED, leg("overflow", FIX, stray=1, evidence="kv_indices", facts={"layout": "joint"})],
+        *(WANT, case(stray_in={"joint": Stray("after", 1)}), "proved", ""),
+    ),
+    "another layout, with the number of the first": (
+        [ON, GUARDED, leg("overflow", FIX, stray=2, evidence="kv_indices", facts={"layout": "joint"})],
+        *(WANT, case(stray_in={"joint": Stray("after", 1)}), "unexpected", "predicted 1 stray"),
+    ),
     "no number predicted": ([ON, GUARDED, OVER], WANT, case(stray=None), "unexpected", "2 were seen"),
     "never entered": (
         [ON, leg("guarded", FIX, reached=("pkg.f",), **TARGET), OVER],

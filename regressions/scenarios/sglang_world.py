@@ -133,6 +133,7 @@ def model_runner(config: DraftConfig, seq_lens: list[int], *, mla: bool) -> Simp
             page_size=config.page_size, device=config.device, is_draft_worker=True,
         )  # fmt: skip
     runner.model_config = _model_config(config, mla)
+    runner.spec_algorithm = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.EAGLE
     return runner
 
 

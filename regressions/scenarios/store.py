@@ -18,6 +18,7 @@ NEAR_BYTES = 1 << 24  # within a zone
 PAGE_BYTES = 1 << 21  # CUDA's, the larger one: a guard page may leave as much mapped ahead of a payload
 GUARD_BYTES = 1 << 34  # what a guard page reserves on each side
 FAR_BYTES = 1 << 36  # surely unmapped
+JOINT = "V behind K in one allocation"  # the layout of a pool whose K writes into V where it strays a little
 WRAP_BYTES = 1 << 62  # from here on, adding an address may wrap in 64 bits
 # a CPU names the kernel's C function as it dies, a GPU the kind of error
 FAULT = "in __tvm_ffi_store_cache|store_kernel|illegal memory access"
@@ -58,7 +59,9 @@ def case(
     out = frozenset({fix})
     kept = {"slots": list(slots), "row_bytes": row_bytes, "num_slots": num_slots, "page_size": page_size}
     kept |= {"index_bytes": index_bytes, "strided": strided, "path": path}
-    sides = {"before" if slot < 0 else "after" for slot in bad}
+    # K's row and V's, each counted from the start of K: what is left of them outside where one lies behind the other
+    joint = [row for slot in bad for row in (slot, limit + slot) if not 0 <= row < 2 * limit]
+    counted = bool(bad) and not crashes and not refused
     return Case(
         id=_name(kept, detector),
         entry=f"{__name__}_{{target}}:run",
@@ -69,12 +72,11 @@ def case(
         reaches=not refused and bool(slots),
         tells=bool(bad) and not refused,
         why=_why(row_bytes, bad, limit),
-        stray=Stray("/".join(sorted(sides)), 2 * len(set(bad)) * (row_bytes // 4))
-        if bad and not crashes and not refused
-        else None,
+        stray=_stray(bad, bad, row_bytes) if counted else None,
+        stray_in={JOINT: _stray(joint, [], row_bytes)} if counted else {},
         expect={out: "crashed"} if crashes else {},
         detector=detector,
-        zone_bytes=reach + row_bytes if bad and not crashes and not refused else 1 << 12,
+        zone_bytes=reach + row_bytes if counted else 1 << 12,
         cannot=_cannot(row_bytes, slots),
         cuda_packages=("cuda.bindings",) if detector == "guard-page" else (),
     )
@@ -105,6 +107,12 @@ def _check_seen(bad: Sequence[int], row_bytes: int, reach: int, detector: str) -
             f"slot {min(bad)} lies {reach} bytes before the cache: a guard page cannot see the bytes right before a "
             f"payload (less than {PAGE_BYTES}); use --detector red-zone"
         )
+
+
+def _stray(k_rows: Sequence[int], v_rows: Sequence[int], row_bytes: int) -> Stray:
+    """A row that is written twice is stray once."""
+    sides = {"before" if row < 0 else "after" for row in (*k_rows, *v_rows)}
+    return Stray("/".join(sorted(sides)), (len(set(k_rows)) + len(set(v_rows))) * (row_bytes // 4))
 
 
 def _why(row_bytes: int, bad: Sequence[int], limit: int) -> str:

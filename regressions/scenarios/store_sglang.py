@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 
+from harness.leg import WrongValues
 from regressions.scenarios import sglang_world as world
 from regressions.scenarios.compare import random_rows, stored
+from regressions.scenarios.store import JOINT
 
 KERNELS = ("sglang.kernels.ops.kvcache.kvcache", "sglang.jit_kernel.kvcache")  # newest place first
+NONE = -(1 << 48)  # no case's slot; the documented -1 would skip slot -1, since the kernel compares and does no more
 PRELOAD = ("sglang.srt.mem_cache.memory_pool",)
 
 
@@ -43,11 +46,18 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
         # as SGLang's pool asks first; the call below then finds the kernel built and loaded
         if not kernels.can_use_store_cache(params["row_bytes"]):
             raise ValueError(f"SGLang's can_use_store_cache refuses rows of {params['row_bytes']} bytes")
-        kernels.store_cache(k, v, *caches, indices, **({"reserved_skip_index": -1} if _can_skip() else {}))
+        kernels.store_cache(k, v, *caches, indices, **({"reserved_skip_index": NONE} if _can_skip() else {}))
     torch.cuda.synchronize()  # an assert of the device speaks here, and not in what is called next
-    for name, cache, source in zip(("k_cache", "v_cache"), caches, (k, v), strict=True):
-        stored(name, cache.cpu(), source.cpu(), params["slots"], skipped)
-    return {"size_limit": num_slots + page_size, "rows": len(params["slots"])}
+    facts = {"size_limit": num_slots + page_size, "rows": len(params["slots"])}
+    if caches[0].untyped_storage().data_ptr() == caches[1].untyped_storage().data_ptr():
+        facts["layout"] = JOINT
+    try:
+        for name, cache, source in zip(("k_cache", "v_cache"), caches, (k, v), strict=True):
+            stored(name, cache.cpu(), source.cpu(), params["slots"], skipped)
+    except WrongValues as error:
+        error.facts = facts
+        raise
+    return facts
 
 
 def _kernel_module() -> Any:
