@@ -6,7 +6,7 @@ that answer under another overlay if both change the files that it read in the s
 program, if both change all files in the same way.
 
 Answers are for one command, which gives them a directory and removes it. All of its processes share them. A leg that
-hung, or that something outside of it ended, leaves none.
+hung, that something outside of it ended, or that the machine failed, leaves none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from harness import outcome
 from harness.reads import EVERYTHING
 from harness.sandbox import Ending, Request, Servers
 
@@ -47,9 +48,15 @@ class Answers(Servers):
                 return _ending(kept["ending"])
         roots = [str(self._sources), *([str(tree)] if tree else [])]
         ending = super().run(tree, replace(request, roots=roots))
-        if ending.read is not None and not ending.timed_out and (ending.report or ending.signal in _OF_ITS_OWN):
+        whole = ending.report or ending.signal in _OF_ITS_OWN
+        if ending.read is not None and not ending.timed_out and whole and not _infra(ending):
             _keep(place, {"changes": changes, "ending": asdict(ending)})
         return ending
+
+
+def _infra(ending: Ending) -> str:
+    """Why the machine is at fault: out of memory in one session, it need not be in another."""
+    return outcome.read(ending, reverted=(), guards=(), detector="none", predicted=None, targets=()).infra
 
 
 def _same(read: Sequence[str], one: Changes, other: Changes) -> bool:

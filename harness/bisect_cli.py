@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,16 +17,20 @@ import typer
 from harness import bisect, candidates, fixes, journal, progress, report, selection
 from harness.bisect import Answer, EndsError, FoundSet, Search
 from harness.candidates import Candidates
-from harness.errors import UnfixError, UsageError
+from harness.errors import InfraError, UnfixError, UsageError
 from harness.journal import Journal
 from harness.root import project_root
-from harness.trial import Run, Trials
+from harness.trial import Run, Trials, signals_interrupt
+
+_UNSEEN = (
+    "but no run imported a file of an overlay, so nothing was tried: does the command put a path of its own first"
+    " (PYTHONPATH, pytest's pythonpath, another directory), or keep Python from writing bytecode?"
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the `unfix` command line."""
-    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    app.command("bisect", context_settings=settings)(bisect_command)
+    app.command("bisect", context_settings={"allow_interspersed_args": False})(bisect_command)
 
 
 def bisect_command(
@@ -63,12 +66,15 @@ def bisect_command(
     """
     if find not in (None, *get_args(bisect.Direction)):
         raise UsageError(f"--find {find!a}: must be breaking or blaming")
-    if timeout is not None and timeout <= 0:
+    if json_out == "":
+        raise UsageError("--json needs a file name, or '-' for stdout")
+    if timeout is not None and not timeout > 0:  # nor is NaN
         raise UsageError(f"--timeout {timeout:g}: must be more than 0 seconds")
     try:
         pattern = re.compile(fail_on) if fail_on is not None else None
     except re.error as error:
         raise UsageError(f"--fail-on {fail_on!a}: not a regular expression: {error}") from None
+    selection.refuse_nested()
     registered = fixes.load(project_root() / "toggles")
     chosen = selection.parse(sel, registered, source="--fixes")
     if sel is not None and not chosen:
@@ -83,23 +89,27 @@ def bisect_command(
         watch.note(text)
 
     trials = Trials(subject, kept, jobs=jobs, timeout=timeout, fail_on=pattern, began=watch.began, ended=watch.ended)
-    with watch, _signals_interrupt(), _only_an_interruption_leaves(kept, watch), trials:
+    with watch, signals_interrupt(), _only_an_interruption_leaves(kept, watch), trials:
         for text in _opening(subject, kept):
             note(text)
         found: Search | UnfixError
         try:
             direction = cast("bisect.Direction | None", find)
+            subject.forget_imports()
             found = bisect.search(subject.fixes, trials.ask, find=direction, jobs=jobs, repeat=repeat, note=note)
         except UnfixError as error:
             found = error
+            alike = isinstance(error, EndsError) and error.near.kind == error.far.kind
+            if alike and not kept.since and not subject.imported():  # runs that were taken over left no trace
+                note(_UNSEEN)
+    if isinstance(found, Search) and json_out != "-":  # before a file that may not be writable
+        print("\n".join(_lines(subject, found, fail_on)))
     if json_out:
         _write(json_out, _document(subject, found, trials.runs, notes))
     if isinstance(found, UnfixError):
         for (out, kind), last in _last_words(trials.runs):
             watch.note(f"{kind} with {watch.name(out)}: {last}")
-        raise found
-    if json_out != "-":
-        print("\n".join(_lines(subject, found, fail_on)))
+        raise InfraError(f"{found}; {_UNSEEN}") if _UNSEEN in notes else found
     watch.note(f"{found.trials} trials beyond the two ends, {found.runs} runs")
     raise typer.Exit(0 if found.sets and found.complete else 1)
 
@@ -120,23 +130,11 @@ def _only_an_interruption_leaves(kept: Journal, watch: progress.Watch) -> Iterat
     except KeyboardInterrupt:
         if left := kept.leave():
             watch.note(f"{left} runs are kept for a day: the same line goes on from there")
+        elif kept.lost:
+            watch.note(kept.lost)
         raise
     finally:
         kept.remove()
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """What ends this process on request is a Ctrl-C, so that no trial outlives it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def pasted(subject: Candidates, out: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +21,7 @@ from harness.fixes import Catalogue, Fix
 from harness.variants import NotFixedError, choose
 
 PLACEHOLDER = "{revert}"
+_NO_BYTECODE = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")  # then none is beside a file that was imported
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,25 @@ class Candidates:
             for name, taken in self.reversals.items()
         )
         return self.command, self.sight.under([tree for tree in map(overlay.build, plans) if tree], gone)
+
+    def forget_imports(self) -> None:
+        """Remove what Python compiled in the overlay with all of them out: then `imported` is about later runs."""
+        for file in self._compiled():
+            file.unlink(missing_ok=True)
+
+    def imported(self) -> bool:
+        """Whether a run with all of them out imported a file of its overlay; True where that can't be known."""
+        silent = self.sight is None or any(self.environment.get(name) for name in _NO_BYTECODE)
+        return silent or any(True for _ in self._compiled())
+
+    def _compiled(self) -> Iterator[Path]:
+        if self.sight is None or self.reversals is None:
+            return
+        for name, taken in self.reversals.items():
+            plan = overlay.plan([each for fix in taken.values() for each in fix], self.sight.places[name])
+            if tree := overlay.build(plan):
+                for file in plan.values():
+                    yield from (tree / file.relpath.parent / "__pycache__").glob(f"{file.relpath.stem}.*.pyc")
 
     def words(self, out: Iterable[str]) -> tuple[str, ...]:
         """The command's words, where `{revert}` is the comma list of what is out, and 0 for nothing."""

@@ -22,13 +22,19 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import (
+    audit_cli,
     bisect_cli,
     fixes,
+    history,
+    html_report,
+    interchange_cli,
     lightenv_cli,
+    new_cli,
     overlay,
     prove_cli,
     pytest_run,
     report,
+    report_cli,
     script,
     selection,
     upstream,
@@ -53,12 +59,16 @@ upstream_cli.register(app)
 lightenv_cli.register(app)
 bisect_cli.register(app)
 prove_cli.register(app)
+audit_cli.register(app)
+new_cli.register(app)
+interchange_cli.register(app)
+report_cli.register(app)
 
 Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
-TargetName = Annotated[str, typer.Option(help="the code base under test: eagle_kv or sglang")]
+TargetName = Annotated[str, typer.Option(help="eagle_kv, sglang, or another package that a toggle file names")]
 Release = Annotated[str | None, typer.Option(metavar="V", help="the release of SGLang, for --target sglang")]
-Source = Annotated[str | None, typer.Option(metavar="DIR", help="a checkout of SGLang, run in that environment")]
+Source = Annotated[str | None, typer.Option(metavar="DIR", help="a checkout that has the package")]
 JsonOut = Annotated[str | None, typer.Option("--json", metavar="F", help="write JSON to F ('-': stdout)")]
 
 
@@ -164,6 +174,10 @@ def run(
     jobs: Annotated[str, typer.Option("--jobs", "-n", help="parallel workers: a number, or auto")] = "auto",
     json_out: JsonOut = None,
     junit: Annotated[str | None, typer.Option(metavar="F", help="write JUnit XML to F")] = None,
+    html: Annotated[str | None, typer.Option(metavar="F", help="write the report, one page, to F")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="FILE|DIR", help="earlier nights, which the report compares this run with")
+    ] = None,
 ) -> None:
     """The on/off matrix: every regression, with each fix in and out. pytest runs it.
 
@@ -174,9 +188,18 @@ def run(
     chosen = selection.parse(wanted, registered, source="SEL")
     if not chosen:
         raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
-    _session(registered)  # pytest reads it again; a bad value is said here, with our exit code
     device = resolve_device(device)
     code_base = resolve(target, root, release, source)
+    if wanted == "all":
+        chosen, left_out = selection.able(chosen, registered, target)
+        if not chosen:
+            raise UsageError(f"no registered fix can be undone in {target}")
+        if left_out:
+            _note(left_out)
+    _session(registered, target)  # pytest reads it again; a bad value is said here, with our exit code
+    if baseline and not html:
+        raise UsageError("--baseline is for the report: give --html F, too")
+    earlier = history.read_baseline(Path(baseline)) if baseline else []
     if junit and not Path(junit).resolve().parent.is_dir():
         raise InfraError(f"--junit {junit}: there is no folder {Path(junit).resolve().parent}")
     with Prover(registered, device=device, root=root, target=code_base) as prover:
@@ -195,9 +218,16 @@ def run(
                 f"pytest ended with {ended.returncode} before it could write a matrix; its own words are above"
             )
         document = json.loads(matrix_file.read_text())
+        if html:
+            night = history.read_night([matrix_file], name="this run")
+            known = report_cli.extras(night, inspect.signature(repro).parameters)
+            page = html_report.render(night, history.compare(night, earlier), known)
     records = document["results"]
     if json_out:
         _write_json(json_out, document)
+    if html:
+        report.write_text(Path(html), page)
+        _note(f"wrote {html}")
     if json_out != "-":
         console = _console()
         console.print(report.table(records))
@@ -211,9 +241,12 @@ def run(
     raise typer.Exit(code)
 
 
-def _session(registered: fixes.Catalogue) -> tuple[str, ...]:
+def _session(registered: fixes.Catalogue, target: str) -> tuple[str, ...]:
     """What the environment takes out of every leg; says so, since it changes what a verdict means."""
-    variable, reverted = selection.of_session(registered)
+    variable, named = selection.of_session(registered)
+    reverted, still_in = selection.able(named, registered, target)
+    if still_in:
+        _note(f"{variable}: {still_in}")
     if reverted:
         _note(f"REVERT ACTIVE in every leg ({variable}): {', '.join(reverted)}")
     return reverted
@@ -262,8 +295,9 @@ def repro(
     if len(chosen) > 1:
         _note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}")
     case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
-    session, device, root = _session(registered), resolve_device(device), project_root()
+    device, root = resolve_device(device), project_root()
     code_base = resolve(target, root, release, source)
+    session = _session(registered, target)
     with Prover(registered, device=device, root=root, target=code_base, session=session) as prover:
         result = prover.prove(fix.id, case)
         environment = prover.environment if result.legs else {}

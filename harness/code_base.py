@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import lightenv
-from harness.errors import UsageError
+from harness.errors import MissingPackageError, UsageError
+from harness.targets import import_root
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,21 @@ def sglang(release: str, source: str | None = None) -> CodeBase:
     return CodeBase("sglang", version, found, tuple(lightenv.path(release, source)), _SGLANG_PRELOAD)
 
 
+def package(name: str, release: str | None, source: str | None) -> CodeBase:
+    """Any other package that toggle files name: below a directory, its `python/` or its `src/`, or an installed one."""
+    if release:
+        raise UsageError(f"--target {name!r}: --release belongs to --target sglang")
+    roots = [Path(source, below).absolute() for below in ("python", "src", "")] if source else []
+    try:
+        found = import_root(name, roots) if name.isidentifier() else None
+    except MissingPackageError:
+        found = None
+    if found is None or (roots and found not in roots):
+        where = f"a package in {source}" if source else "an installed package (or one in --source DIR)"
+        raise UsageError(f"--target {name!r}: must be eagle_kv or sglang, or {where}")
+    return CodeBase(name, source, found, (str(found),) if roots else ())
+
+
 def resolve(name: str, root: Path, release: str | None, source: str | None) -> CodeBase:
     """The code base that the options name. Raises UsageError, and InfraError where its environment is not installed."""
     if name == "eagle_kv":
@@ -37,7 +53,7 @@ def resolve(name: str, root: Path, release: str | None, source: str | None) -> C
             raise UsageError("--release and --source belong to --target sglang")
         return eagle_kv(root)
     if name != "sglang":
-        raise UsageError(f"--target {name!r}: must be eagle_kv or sglang")
+        return package(name, release, source)
     if not release:
         raise UsageError("--target sglang needs --release V, the release whose light environment it runs in")
     return sglang(release, source)

@@ -24,6 +24,7 @@ from harness.errors import InfraError
 from harness.overlay import cache_dir
 
 STALE_SECONDS = 24 * 3600.0
+_RUN = {"out", "kind", "seconds", "exit", "last"}  # as `harness.trial` has it: other versions may have had it otherwise
 # What shells and terminals write about themselves: none of it changes an answer, and all of it changes by itself.
 _NOT_OURS = {"_", "COLUMNS", "LINES", "OLDPWD", "SHLVL"}
 
@@ -32,13 +33,14 @@ class Journal:
     """The runs of one search: those of an interrupted one to `take`, and its own to `add`.
 
     `kept`: how many runs there were to take, `since`: when the interrupted search began ("" where there was none),
-    `busy`: the same search runs elsewhere at this moment, so that this one has no journal.
+    `busy`: the same search runs elsewhere at this moment, so that this one has no journal; `lost`: why the runs so far
+    could not be kept ("" where they are).
     """
 
     def __init__(self, key: str) -> None:
         folder = cache_dir() / "searches"
         self._runs: list[dict[str, Any]] = []
-        self.kept, self.since, self.busy = 0, "", False
+        self.kept, self.since, self.busy, self.lost = 0, "", False, ""
         self._path = folder / f"{key}.jsonl"
         self._stream: IO[bytes] | None = None
         try:
@@ -59,17 +61,22 @@ class Journal:
         return None
 
     def add(self, run: Mapping[str, Any]) -> None:
-        """Keep a run that has just ended; `out` says what was out."""
+        """Keep a run that has just ended; `out` says what was out. Where the disk won't, the search does without."""
         if self._stream:
-            self._stream.write(json.dumps(run).encode() + b"\n")
-            self._stream.flush()
-            self.kept += 1
+            try:
+                self._stream.write(json.dumps(run).encode() + b"\n")
+                self._stream.flush()
+                self.kept += 1
+            except OSError as error:
+                self.lost = f"can't keep a journal in {self._path.parent}: {error.strerror or error}"
+                self.remove()
 
     def remove(self) -> None:
         """The search has ended: nothing is left for a later one."""
         if self._stream:
             self._path.unlink(missing_ok=True)  # while the lock is held: a new search makes a new file
-            self._stream.close()
+            with contextlib.suppress(OSError):  # what the disk has not taken is tried again
+                self._stream.close()
             self._stream = None
 
     def leave(self) -> int:
@@ -119,7 +126,7 @@ def key(
 def _entry(line: bytes) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
         entry = json.loads(line)
-        if line.endswith(b"\n") and isinstance(entry, dict) and {"since", "out"} & set(entry):
+        if line.endswith(b"\n") and isinstance(entry, dict) and entry.keys() in ({"since"}, _RUN):
             return entry
     return None
 

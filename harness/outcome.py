@@ -48,14 +48,14 @@ class Leg:
     facts: dict[str, Any] = field(default_factory=dict)
     trace: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The leg as the JSON contract has it; empty fields left out."""
+    def as_dict(self, trace: bool = False) -> dict[str, Any]:
+        """The leg as the JSON contract has it; empty fields left out.
+
+        ``trace``: with what it printed as it failed, which of every leg would be most of a matrix.
+        """
         row: dict[str, Any] = {"reverted": list(self.reverted), "outcome": self.outcome, "seconds": self.seconds}
-        if self.error:
-            row["error"] = self.error
-        if self.overflow:
-            row["overflow"] = self.overflow
-        return row
+        more = {"error": self.error, "overflow": self.overflow, "facts": self.facts, "trace": trace and self.trace}
+        return row | {name: value for name, value in more.items() if value}
 
 
 def read(
@@ -146,6 +146,7 @@ def _overflow(hits: list[dict[str, Any]], detector: str, predicted: int | None) 
         "detector": detector,
         **({"lower_bound": True} if any(hit.get("lower_bound") for hit in hits) else {}),
         "buffers": [_buffer(hit["allocation"]) for hit in hits],
+        "hits": [_hit(hit) for hit in hits],
         "values": [value for hit in hits for value in hit["values"]][:8],
     }
 
@@ -154,3 +155,9 @@ def _buffer(allocation: dict[str, Any]) -> str:
     """``(5, 32768) int32 at base.py:91: self.cuda_graph_kv_indices = torch.zeros(``."""
     site = allocation["site"].rpartition("/")[2]
     return f"{tuple(allocation['shape'])} {allocation['dtype']} at {site}: {allocation['label']}"
+
+
+def _hit(hit: dict[str, Any]) -> dict[str, Any]:
+    """One hit, in one buffer: what a picture of it needs."""
+    kept = {key: hit[key] for key in ("side", "elements", "first_offset_bytes", "last_offset_bytes")}
+    return kept | {key: hit["allocation"][key] for key in ("shape", "dtype")}

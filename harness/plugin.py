@@ -12,7 +12,7 @@ fixes out, what it must with them in.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ _session_revert = pytest.StashKey[tuple[str, ...]]()
 _variable = pytest.StashKey[str]()
 _code_base = pytest.StashKey[code_base.CodeBase]()
 _selected = pytest.StashKey[tuple[str, ...]]()
+_still_in = pytest.StashKey[str]()
 _complaint = pytest.StashKey[str]()
 
 
@@ -61,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_records] = []
     try:
         config.stash[_catalogue] = fixes.load(config.rootpath / "toggles")
-        config.stash[_variable], config.stash[_session_revert] = selection.of_session(config.stash[_catalogue])
+        config.stash[_variable], session = selection.of_session(config.stash[_catalogue])
         config.stash[_selected] = selection.parse(
             config.option.unfix_select, config.stash[_catalogue], source="--unfix-select"
         )
@@ -69,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_code_base] = code_base.resolve(
             config.option.unfix_target, config.rootpath, config.option.unfix_release, config.option.unfix_source
         )
+        config.stash[_session_revert], config.stash[_still_in] = _able(config, session)
     except UnfixError as error:
         # pytest's own way to end with one line and its usage code instead of a traceback
         raise pytest.UsageError(f"unfix: {error}") from error
@@ -78,6 +80,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"unfix: target {config.option.unfix_target} on {config.option.unfix_device}"]
     if reverted := config.stash[_session_revert]:
         lines.append(f"unfix: REVERT ACTIVE in every leg ({config.stash[_variable]}): {', '.join(reverted)}")
+    if still_in := config.stash[_still_in]:
+        lines.append(f"unfix: {config.stash[_variable]}: {still_in}")
+    if not config.stash[_selected] and (unable := _able(config, config.stash[_catalogue].ids)[1]):
+        lines.append(f"unfix: {unable}")
     return lines
 
 
@@ -115,9 +121,17 @@ def code_base_of(config: pytest.Config) -> code_base.CodeBase:
     return found
 
 
+def _able(config: pytest.Config, ids: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    return selection.able(ids, config.stash[_catalogue], code_base_of(config).name)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if wanted := config.stash[_selected]:
-        kept = [item for item in items if (marker := item.get_closest_marker("fix")) and marker.args[0] in wanted]
+    """Keep the tests of the selected fixes; where none is selected, all but those that the target can't undo."""
+    selected = config.stash[_selected]
+    wanted = selected or _able(config, config.stash[_catalogue].ids)[0]
+    marked = [(item, item.get_closest_marker("fix")) for item in items]
+    kept = [item for item, marker in marked if (marker.args[0] in wanted if marker else not selected)]
+    if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
@@ -163,6 +177,8 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
     assert marker is not None, f"{request.node.nodeid} needs @pytest.mark.fix(…)"
 
     def check(case: Case) -> Result:
+        if any(name == "unfix" for name, _ in request.node.user_properties):
+            pytest.fail("unfix: prove was called twice: make each case a test of its own", pytrace=False)
         result = prover.prove(marker.args[0], case)
         if _is_plain(request.config) and result.verdict.kind == "vacuous":
             result = _passed(result)

@@ -22,6 +22,7 @@ from harness.fixes import Fix
 from harness.prove import Heard, Row
 from harness.root import project_root
 from harness.sessions import Sessions
+from harness.trial import signals_interrupt
 
 
 def register(app: typer.Typer) -> None:
@@ -49,18 +50,28 @@ def prove_command(
     root = project_root()
     registered = fixes.load(root / "toggles")
     wanted = ",".join(sel) if sel else "all"
-    chosen = [registered.fix(fix) for fix in selection.parse(wanted, registered, source="SEL")]
-    if not chosen:
+    ids = selection.parse(wanted, registered, source="SEL")
+    if not ids:
         raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
     if json_out == "":
         raise UsageError("--json needs a file name, or '-' for stdout")
     device = resolve_device(device)
     code_base = resolve(target, root, release, source)
     side_by_side = pytest_run.workers(jobs, device)
+    if wanted == "all":
+        ids, left_out = selection.able(ids, registered, target)
+        if not ids:
+            raise UsageError(f"no registered fix can be undone in {target}")
+        if left_out:
+            _note(left_out)
+    chosen = [registered.fix(fix) for fix in ids]
     able = [fix for fix in chosen if target in fix.code_bases]
     if ignored := [name for name in selection.VARIABLES if os.environ.get(name)]:
         _note(f"{' and '.join(ignored)}: not heeded here, one fix is out at a time")
-    with tempfile.TemporaryDirectory(prefix="unfix-prove-", ignore_cleanup_errors=True) as scratch:
+    with (
+        signals_interrupt(),
+        tempfile.TemporaryDirectory(prefix="unfix-prove-", ignore_cleanup_errors=True) as scratch,
+    ):
         sessions = Sessions(
             Path(scratch),
             lambda workers, more: pytest_run.command(
@@ -78,12 +89,12 @@ def prove_command(
             for fix, session in sessions.run_all(able, max(1, int(side_by_side))):
                 rows.append(_judged(fix, device, baseline, session))
     document = _document(environment, chosen, baseline, red, rows)
-    if len(rows) == len(registered):  # of a few fixes, most tests are not about any
+    if len(rows) == sum(target in fix.code_bases for fix in registered):  # of a few, most tests are not about any
         document["idle"] = prove.idle(rows)
+    if json_out != "-":  # before a file that may not be writable
+        _print(document, rows)
     if json_out:
         _write(document, json_out)
-    if json_out != "-":
-        _print(document, rows)
     raise typer.Exit(_exit_code(document, baseline, red, rows))
 
 
@@ -131,9 +142,10 @@ def _document(
 def _exit_code(
     document: Mapping[str, Any], baseline: Mapping[str, Heard], red: Mapping[str, str], rows: Sequence[Row]
 ) -> int:
-    """0 all well, 1 a finding, 4 something could not be learnt here."""
+    """0 all well, 1 a finding, 3 rotted, 4 something could not be learnt here."""
     if red:
-        return 4 if {(baseline[test].record or {}).get("verdict") for test in red} == {"infra"} else 1
+        kinds = {(baseline[test].record or {}).get("verdict") for test in red}
+        return 4 if kinds == {"infra"} else 3 if "rotted" in kinds else 1
     if document["unable"] or any(row.tests("infra") for row in rows):
         return 4
     if any(row.tests("missed", "collateral") for row in rows) or document["untested"]:
@@ -169,7 +181,8 @@ def _print(document: Mapping[str, Any], rows: Sequence[Row]) -> None:
     for test in document["idle"]:
         console.print(f"catches nothing: {test}", markup=False, soft_wrap=True)
     good = sum(row.ok for row in rows)
-    console.print(f"unfix: {len(rows)} fixes x {len(rows[0].cells)} tests: {good} caught, {len(rows) - good} not")
+    counts = f"{good} as they must be, {len(rows) - good} not"
+    console.print(f"unfix: {len(rows)} fixes x {len(rows[0].cells)} tests: {counts}")
 
 
 def _functions(row: Row, kind: str, more: str = "") -> list[str]:

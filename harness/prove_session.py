@@ -42,9 +42,8 @@ class _Listener:
         self._environment: dict[str, Any] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # xdist names a group behind the test; a lost worker's report ("???") is a failure like any other
-        name = report.nodeid.rpartition("@")[0] or report.nodeid
-        test = self._tests.setdefault(name, {"outcome": "passed", "why": "", "record": None})
+        # a lost worker's report ("???") is a failure like any other
+        test = self._tests.setdefault(report.nodeid, {"outcome": "passed", "why": "", "record": None})
         if _RANK[report.outcome] > _RANK[test["outcome"]]:
             test |= {"outcome": report.outcome, "why": _why(report)}
         properties = dict(report.user_properties)

@@ -39,6 +39,7 @@ class Result:
     verdict: Verdict
     legs: tuple[Leg, ...] = ()
     expected: tuple[Expected, ...] = field(default=())
+    fix_in: tuple[Leg, ...] = ()  # where a reversal rotted: the one leg that needs none
 
     def as_dict(self) -> dict[str, Any]:
         """One entry of ``results`` in the JSON contract (schema version 1)."""
@@ -51,9 +52,14 @@ class Result:
             "target": self.target,
             "device": self.device,
             "tells": self.case.tells,
+            "params": dict(self.case.params),
+            "detector": self.case.detector,
+            "zone_bytes": self.case.zone_bytes,
+            "on": self.case.on,
+            "expected": [want.outcome for want in self.expected],
             "verdict": self.verdict.kind,
             "reason": self.verdict.reason,
-            "legs": [leg.as_dict() for leg in self.legs],
+            "legs": [leg.as_dict(trace=self.verdict.kind != "proved") for leg in self.legs or self.fix_in],
         }
 
 
@@ -146,7 +152,8 @@ class Prover:
             _ = self.environment
             legs = tuple(self._leg(case, *plan) for plan in plans)
         except RottedError as error:
-            return self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id))
+            rotted = self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id), (), expected)
+            return replace(rotted, fix_in=self._with_every_fix_in(case, list(involved)))
         except NotFixedError as error:
             return self._result(fix_id, case, Verdict("skipped", str(error), fix_id))
         except InfraError as error:
@@ -155,6 +162,13 @@ class Prover:
         if verdict.kind not in ("proved", "infra") and (gone := self._gone(fix, case)):
             verdict = Verdict(verdict.kind, f"{verdict.reason}; blamed on a neighbour: {gone}", gone.fix or fix_id)
         return self._result(fix_id, case, verdict, legs, expected)
+
+    def _with_every_fix_in(self, case: Case, involved: Sequence[str]) -> tuple[Leg, ...]:
+        """The one leg that tells a fix that is gone from one that was only rewritten; none for an input that can't."""
+        try:
+            return (self._leg(case, *self._plan((), involved)),) if case.tells and not self.session else ()
+        except (RottedError, NotFixedError, InfraError):
+            return ()
 
     def _gone(self, fix: Fix, case: Case) -> RottedError | None:
         """A neighbour on the same path that can't be undone, since it isn't there: it is to blame."""

@@ -25,7 +25,7 @@ def command(
     return [
         sys.executable, "-m", "pytest", str(root / "regressions"),
         "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
-        "-q", "-n", workers, *(["--dist", "loadgroup"] if code_base.preload else []),
+        "-q", "-n", workers,
         "--unfix-device", device, "--unfix-target", code_base.name,
         *(["--unfix-release", release] if release else []), *(["--unfix-source", source] if source else []),
         *more,
@@ -35,7 +35,7 @@ def command(
 def workers(jobs: str, device: str) -> str:
     """How many run side by side: what ``--jobs`` says."""
     if jobs != "auto":
-        if not jobs.isdigit():
+        if not jobs.isdecimal():  # what int() reads, which isn't every digit
             raise UsageError(f"--jobs {jobs!r}: must be a number or auto")
         return jobs
     # each worker holds a fork server (about 0.5 GB), and on a GPU its legs' contexts

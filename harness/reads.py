@@ -18,6 +18,8 @@ from typing import Any
 EVERYTHING = "*"
 _OPENS = {"open", "import", "ctypes.dlopen"}
 _STARTS = {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn"}
+# multiprocessing starts a Python with no event of its own; these are imported when it first does
+_SPAWNERS = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
 
 
 def log(file: Path, roots: Sequence[str]) -> None:
@@ -39,10 +41,10 @@ def log(file: Path, roots: Sequence[str]) -> None:
     def note(path: Any) -> None:
         if not isinstance(path, (str, bytes, os.PathLike)):  # a file descriptor was opened before
             return
-        for spelled in _spellings(os.fsdecode(path)):
+        for spelled in _spellings(_source(os.fsdecode(path))):  # PYTHONPYCACHEPREFIX: the copy lies elsewhere
             for root in inside:
                 if spelled.startswith(root):
-                    write(_source(spelled)[len(root) :])
+                    write(spelled[len(root) :])
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _STARTS:
@@ -50,10 +52,14 @@ def log(file: Path, roots: Sequence[str]) -> None:
             if not (event == "subprocess.Popen" and list(arguments[1][1:]) == ["--version"]):
                 write(EVERYTHING)
         elif event in _OPENS:
+            if event == "import" and arguments[0] in _SPAWNERS:
+                write(EVERYTHING)
             for argument in arguments[:2]:  # of an import: its name, and the file where it is no source
                 with contextlib.suppress(ValueError):  # a null byte in a name: it will not be opened either
                     note(argument)
 
+    if _SPAWNERS & sys.modules.keys():
+        write(EVERYTHING)
     for module in list(sys.modules.values()):
         note(getattr(module, "__file__", None))
     sys.addaudithook(hook)

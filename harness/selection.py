@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from harness.errors import UsageError
 from harness.fixes import Catalogue
@@ -13,6 +13,14 @@ VARIABLE = "SGLANG_DEBUG_REVERT_PR"
 EXEC_VARIABLE = "UNFIX_REVERT"  # tells a command what `unfix exec` has taken out for it
 VARIABLES = (VARIABLE, EXEC_VARIABLE)
 _SHOWN = 60
+
+
+def refuse_nested() -> None:
+    """Raise UsageError inside `unfix exec` or `unfix bisect`: what they took out is on PYTHONPATH, and stays out."""
+    if out := os.environ.get(EXEC_VARIABLE):
+        raise UsageError(
+            f"{out[:_SHOWN]} is out already ({EXEC_VARIABLE}): take all that is to be out, out in one command"
+        )
 
 
 def parse(text: str | None, catalogue: Catalogue, source: str = VARIABLE) -> tuple[str, ...]:
@@ -31,6 +39,13 @@ def parse(text: str | None, catalogue: Catalogue, source: str = VARIABLE) -> tup
             raise UsageError(_unknown(word, catalogue, source))
         chosen.update(dict.fromkeys(ids))
     return tuple(chosen)
+
+
+def able(ids: Sequence[str], catalogue: Catalogue, code_base: str) -> tuple[tuple[str, ...], str]:
+    """Those of these fixes that can be undone in a code base, and a line that names the others, "" for none."""
+    chosen = tuple(fix for fix in ids if code_base in catalogue.fix(fix).code_bases)
+    others = [fix for fix in ids if fix not in chosen]
+    return chosen, f"left out, since they can't be undone in {code_base}: {', '.join(others)}" if others else ""
 
 
 def of_session(catalogue: Catalogue, environment: Mapping[str, str] = os.environ) -> tuple[str, tuple[str, ...]]:

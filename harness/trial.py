@@ -20,10 +20,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from harness.bisect import Answer, Selection
@@ -183,6 +184,26 @@ def _last_line(output: IO[bytes]) -> str:
     output.seek(max(0, output.seek(0, os.SEEK_END) - _END))
     lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines()]
     return next((line[:_LAST] for line in reversed(lines) if line), "")
+
+
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """What ends this process on request is a Ctrl-C, so that nothing that it started outlives it; once is enough."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]  # nohup ignores one
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in heeded:  # a second one would interrupt the end of what the first one ends
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in heeded:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
 
 
 def kill_session(leader: int) -> None:

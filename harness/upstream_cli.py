@@ -108,6 +108,7 @@ def exec_command(
 
     Example: unfix exec --revert 27338 -- python -m pytest test_eagle.py
     """
+    selection.refuse_nested()
     registered = fixes.load(project_root() / "toggles")
     if revert is None and put_in is None:
         out = selection.parse(os.environ.get(selection.VARIABLE), registered)

@@ -3,7 +3,7 @@
 A fix is proved on a case only where every condition below holds; the first that fails gives the verdict its name.
 
     infra         something on the machine, not in the code under test, went wrong
-    rotted        a reversal does not apply (found while planning: no leg ran)
+    rotted        a reversal does not apply (found while planning: at most the leg with every fix in ran)
     not-reached   a leg did not run the overlay's file, or never entered what was reverted
     regressed     fix in: not the outcome that the input must have
     vacuous       fix out: the same outcome as with the fix in

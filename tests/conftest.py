@@ -39,7 +39,7 @@ def sandbox() -> Iterator[Sandbox]:
 def checkout(tmp_path: Path) -> Path:
     """A copy of the project that a test may change."""
     copy = tmp_path / "checkout"
-    for name in ("harness", "kernels", "toggles", "regressions"):
+    for name in ("harness", "kernels", "toggles", "audits", "regressions"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, copy / name)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli, progress
-from harness.errors import UnfixError
+from harness.errors import InfraError, UnfixError
 from harness.trial import Run
 
 LETTERS = "abcdef"
@@ -28,7 +28,7 @@ SOURCE = "".join(f"def {name}():\n    return 1\n\n\n" for name in LETTERS)
 def work(tmp_path, monkeypatch) -> Path:
     """A directory with six fixes and the package that they are in."""
     monkeypatch.setenv("UNFIX_CACHE", str(tmp_path / "cache"))
-    for name in ("SGLANG_DEBUG_REVERT_PR", "UNFIX_REVERT"):
+    for name in ("SGLANG_DEBUG_REVERT_PR", "UNFIX_REVERT", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(Path(cli.__file__).parents[1])]))
     (tmp_path / "site/boxes").mkdir(parents=True)
@@ -61,6 +61,21 @@ TRUTHS = [
     ("--fixes 7:b,7:c --repeat 2", "c", 0, [("c", "", "c")]),
     ("", SKIP, 1, [("c", "", "c")]),
 ]
+
+
+def test_a_command_that_passes_over_the_overlays_tells_nothing(work):
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(work / 'site')!r}); import boxes; boxes.c()"]
+    with pytest.raises(InfraError, match="no fix changes it: .*; but no run imported a file of an overlay"):
+        unfix("bisect", "--", *command)
+
+
+def test_a_search_inside_of_exec_is_refused(work, monkeypatch):
+    monkeypatch.setenv("UNFIX_REVERT", "7:a")
+    with pytest.raises(UnfixError, match=r"7:a is out already \(UNFIX_REVERT\): take all") as caught:
+        unfix("bisect", "--", *ask("c"))
+    assert caught.value.exit_code == 2
+    with pytest.raises(UnfixError, match="7:a is out already"):
+        unfix("exec", "--revert", "7:b", "--", *ask("b"))
 
 
 @pytest.mark.parametrize(("options", "formula", "code", "sets"), TRUTHS, ids=[row[1] for row in TRUTHS])
@@ -96,6 +111,8 @@ def ids(letters: str, comma: str) -> str:
         ("--fixes 0", ask("c"), 2, "--fixes '0' selects no fix"),
         ("--fail-on (", ask("c"), 2, "--fail-on '\\(': not a regular expression"),
         ("--timeout 0", ask("c"), 2, "--timeout 0: must be more than 0 seconds"),
+        ("--timeout nan", ask("c"), 2, "--timeout nan: must be more than 0 seconds"),
+        ("--json=", ask("c"), 2, "--json needs a file name, or '-' for stdout"),
         ("", ["no-such-program"], 2, "no command 'no-such-program' to run"),
         ("", [sys.executable, "-c", "exit(127)"], 2, r"the command can't be run \(exit code 127\)"),
         ("", [sys.executable, "-I", "-c", "0"], 2, "Python would ignore PYTHONPATH"),
@@ -154,6 +171,17 @@ def test_the_document(work, capsys):
     runs = {tuple(trial["out"]): [run["answer"] for run in trial["runs"]] for trial in document["trials"]}
     assert runs[()][:3] == ["pass"] * 3 and set(runs["7:b", "7:e"]) == {"fail"}
     assert document["error"] is None and document["unresolved"] == [] and document["flaky"] == []
+
+
+def test_the_answer_is_told_even_where_the_document_cannot_be_written(work, capsys):
+    with pytest.raises(InfraError, match="could not be written"):
+        unfix("bisect", "--json", "/proc/found.json", "--", *ask("c"))
+    assert capsys.readouterr().out.startswith("7:c\n")
+
+
+def test_an_option_that_is_mistyped_is_named(work):
+    with pytest.raises(Exception, match="No such option: --timout"):
+        unfix("bisect", "--timout", "3", "--", *ask("c"))
 
 
 def test_a_variable_that_is_set_outside_is_in_no_trial_and_in_no_pasted_command(work, capsys, monkeypatch):

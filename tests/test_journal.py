@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -61,6 +63,7 @@ def test_an_interruption_before_the_first_run_leaves_nothing(folder):
         ("{header}{run}{torn}", ["fail"]),
         ("{header}{run}{torn}\n{pass}", ["fail"]),  # what comes after a bad line isn't trusted
         ("{header}{run}null\n{pass}", ["fail"]),
+        ('{header}{run}{"out": [], "kind": "pass"}\n{pass}', ["fail"]),  # another version's
         ("{header}{run}{header}{pass}", ["fail"]),
         ("{header}", []),
         ("{run}{pass}", []),
@@ -84,6 +87,21 @@ def test_a_journal_is_read_to_its_first_bad_line_and_cut_there(folder, text, kin
     kept.leave()
     lines = [json.loads(line) for line in (folder / "key.jsonl").read_text().splitlines()]
     assert [line.get("kind") for line in lines] == [None, *kinds, "skip"]
+
+
+def test_a_search_goes_on_without_a_journal_that_the_disk_does_not_take(folder):
+    kept = Journal("key")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    try:
+        for _ in range(9):
+            kept.add(RUN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert kept.lost == f"can't keep a journal in {folder}: File too large"
+    assert kept.leave() == 0 and list(folder.iterdir()) == []
 
 
 def test_a_journal_older_than_a_day_is_removed_unless_its_search_runs(folder):

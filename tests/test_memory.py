@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.memory import DETECTORS, Hit, NoDetector, RedZone, Victim, Watch
+from harness.memory import DETECTORS, Hit, NoDetector, Poison, RedZone, Victim, Watch
 from harness.memory.guard_page import GuardPage
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ FACTORIES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("detector", ["red-zone", "victim", "guard-page"])
+@pytest.mark.parametrize("detector", ["red-zone", "poison", "victim", "guard-page"])
 @pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES.keys())
 def test_a_redirected_factory_makes_what_torch_makes(factory, detector: str, device: str) -> None:
     torch.manual_seed(0)
@@ -154,7 +154,7 @@ def test_a_default_device_is_followed() -> None:
 
 
 def test_the_registry_and_the_detector_that_watches_nothing() -> None:
-    assert set(DETECTORS) == {"red-zone", "guard-page", "victim", "none"}
+    assert set(DETECTORS) == {"red-zone", "guard-page", "poison", "victim", "none"}
     with DETECTORS["none"](zone_bytes=ZONE) as watch:
         assert torch.zeros(3).storage_offset() == 0
         assert watch.check() == []
@@ -302,6 +302,66 @@ def test_allocations_of_a_capture_are_left_to_the_graph_pool() -> None:
     assert len(watch.allocations) == 1
 
 
+# --- poison: reads that show ------------------------------------------------------------------------------------------
+
+
+def read_outside(payload: torch.Tensor, at: int) -> torch.Tensor:
+    """What a kernel finds ``at`` elements from the payload's start: a read, and nothing else."""
+    with torch._C.DisableTorchFunction():
+        return torch.as_strided(payload, (1,), (1,), payload.storage_offset() + at).clone()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("at", [-1, 5], ids=["one-before", "one-past"])
+def test_a_stray_read_takes_poison_and_shows(at: int, dtype: torch.dtype, device: str) -> None:
+    with Poison(ZONE) as watch:
+        payload = torch.zeros(5, dtype=dtype, device=device)
+        taken = read_outside(payload, at)
+        assert watch.check() == [], "reading is not writing"
+    value = taken.to(torch.complex128 if dtype.is_complex else torch.float64).cpu()
+    if dtype.is_floating_point or dtype.is_complex:
+        assert value.isnan().all(), "NaN, so that every sum with it is NaN"
+    else:
+        assert value.item() == 1, "an index that leads somewhere wrong, not one that flies far"
+    assert read_outside(payload, 4).cpu().view(torch.uint8).count_nonzero() == 0, "inside, nothing is poisoned"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_read_through_a_stray_index_is_a_wrong_value(device: str) -> None:
+    with Poison(ZONE):
+        index = torch.tensor([2, 0, 3], device=device)
+        values = torch.tensor([10, 11, 12, 13], device=device)
+    whole = torch.as_strided(index, (4,), (1,), index.storage_offset())  # one program too many
+    assert values[whole].tolist() == [12, 10, 13, 11]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_ends_of_both_poisoned_zones_are_watched_and_armed_again(dtype: torch.dtype, device: str) -> None:
+    item = dtype.itemsize
+    with Poison(ZONE) as watch:
+        payload = torch.zeros(3, dtype=dtype, device=device)
+        front = payload.storage_offset() * item
+        poke(payload, -front, [0] * item)
+        poke(payload, payload.nbytes + ZONE - item, [0] * item)
+        before, after = watch.check()
+        assert (before.elements, before.first_offset_bytes, before.lower_bound) == (1, -front, True)
+        assert (after.elements, after.last_offset_bytes, after.lower_bound) == (1, ZONE - item, True)
+        assert {hit.detector for hit in (before, after)} == {"poison"}
+        assert after.values[0][2] == 0
+        assert watch.check() == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_boundary_of_poison_a_masked_read_and_a_write_of_the_same(device: str) -> None:
+    with Poison(ZONE) as watch:
+        payload = torch.zeros(4, dtype=torch.int32, device=device)
+        assert (read_outside(payload, 4) * 0).item() == 0, "what masks the value hides the read"
+        poke(payload, payload.nbytes, [1, 0, 0, 0])
+        assert watch.check() == []
+
+
 # --- victim ----------------------------------------------------------------------------------------------------------
 
 
@@ -386,6 +446,7 @@ def run_stray(count: int, offset: int, access: str = WRITE) -> subprocess.Comple
         pytest.param(5, 20, READ, id="one-past-read"),
         pytest.param(1024, 4096 + (1 << 33), WRITE, id="8-GiB-past"),
         pytest.param(1024, -1, WRITE, id="one-before-a-whole-page"),
+        pytest.param(1024, -1, READ, id="one-before-a-whole-page-read"),
         pytest.param(5, -(1 << 33), WRITE, id="int32-wrap-around"),
     ],
 )
@@ -400,22 +461,23 @@ def test_the_last_byte_of_the_payload_is_no_fault() -> None:
 
 
 @NO_CUDA
+@pytest.mark.parametrize("access", ["tl.store(out + at, 1)", "tl.store(out, tl.load(out + at))"], ids=["write", "read"])
 @pytest.mark.parametrize("count", [5, 1024])
-def test_a_stray_cuda_kernel_is_an_illegal_access(count: int, tmp_path: Path) -> None:
+def test_a_stray_cuda_kernel_is_an_illegal_access(count: int, access: str, tmp_path: Path) -> None:
     code = f"""
 import torch, triton, triton.language as tl
 from harness.memory.guard_page import GuardPage
 
 @triton.jit
-def write_one(out, at):
-    tl.store(out + at, 1)
+def touch(out, at):
+    {access}
 
 with GuardPage() as watch:
     payload = torch.zeros({count}, dtype=torch.int32, device="cuda")
-    write_one[(1,)](payload, {count - 1})
-    assert watch.check() == [] and payload[-1] == 1
+    touch[(1,)](payload, {count - 1})
+    assert watch.check() == []
     print("armed", flush=True)
-    write_one[(1,)](payload, {count})
+    touch[(1,)](payload, {count})
     watch.check()
 """
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -111,7 +111,7 @@ def test_hits_are_added_up_over_buffers():
 
 def test_a_leg_as_the_json_contract_has_it():
     clean = leg(ending()).as_dict()
-    assert clean == {"reverted": ["1:x"], "outcome": "clean", "seconds": 1.5}
+    assert clean == {"reverted": ["1:x"], "outcome": "clean", "seconds": 1.5, "facts": {"row": 16}}
     stray = leg(ending(hits=[hit()], wrong="x[0]: 1")).as_dict()
     assert stray["error"] == "x[0]: 1" and stray["overflow"]["observed_elements"] == 2
 

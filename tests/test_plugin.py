@@ -88,6 +88,35 @@ def test_the_selection_keeps_the_tests_of_its_fixes(regressions):
     assert all("test_a_mismatched_config_fails_at_start" in name for name in names)
 
 
+ELSEWHERE = "26329:prompt-tail"  # has no reversal in eagle_kv
+
+
+def test_fixes_that_the_target_cannot_undo_are_left_out(regressions):
+    ended, _ = regressions("--collect-only", "-q", "regressions/test_26329.py", "regressions/test_26340.py")
+    names = [line for line in ended.stdout.splitlines() if "::" in line]
+    assert ended.returncode == 0 and names and not [name for name in names if "26329" in name]
+    ended, matrix = regressions("-k", "draft_tokens_survive and topk1 or test_26329")
+    assert ended.returncode == 0 and "can't be undone in eagle_kv: " in ended.stdout and ELSEWHERE in ended.stdout
+    assert [row["fix"] for row in matrix["results"]] == ["27338:topk-factor"] and "skipped" not in ended.stdout
+
+
+def test_a_fix_that_is_named_is_skipped_with_its_reason(regressions):
+    ended, matrix = regressions("--unfix-select", ELSEWHERE, "-k", "chunk0to3-prompts6")
+    assert ended.returncode == 4 and "1 skipped" in ended.stdout and "left out" not in ended.stdout
+    [row] = matrix["results"]
+    assert row["verdict"] == "skipped" and row["reason"].startswith(f"{ELSEWHERE} can't be undone in eagle_kv")
+
+
+def test_a_session_s_revert_that_the_target_cannot_make_is_said(regressions):
+    only = ("-k", "draft_tokens_survive and topk1")
+    ended, matrix = regressions(*only, SGLANG_DEBUG_REVERT_PR="26329")
+    assert ended.returncode == 0 and "REVERT ACTIVE" not in ended.stdout and matrix["session_reverted"] == []
+    assert f"SGLANG_DEBUG_REVERT_PR: left out, since they can't be undone in eagle_kv: {ELSEWHERE}" in ended.stdout
+    ended, matrix = regressions(*only, SGLANG_DEBUG_REVERT_PR="all")
+    assert "27338:topk-factor" in matrix["session_reverted"] and ELSEWHERE not in matrix["session_reverted"]
+    assert [row["verdict"] for row in matrix["results"]] == ["proved"]  # topk 1: the same with everything out
+
+
 TESTS = {
     "unknown fix": ('@pytest.mark.fix("27338:nope")\ndef test_x(prove): pass', 2, "no fix '27338:nope' is registered"),
     "no fix": ("def test_x(prove): pass", 1, "needs @pytest.mark.fix"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness import prove
+from harness import prove, prove_session
 from harness.answers import Answers
 from harness.prove import Heard
 from harness.reads import EVERYTHING
@@ -143,6 +148,12 @@ def is_ended(params, device):
 def starts(params, device):
     subprocess.run(["true"])
 
+def spawns(params, device):
+    import multiprocessing
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+
 def asks(params, device):
     import pack.b
     subprocess.run([sys.executable, "--version"])
@@ -153,6 +164,8 @@ def counts(params, device):
         note.write("x")
     if params.get("end"):
         os.kill(os.getpid(), getattr(signal, params["end"]))
+    if params.get("full"):
+        raise MemoryError("no room")
     return {"a": pack.a.VALUE}
 """
 
@@ -175,6 +188,7 @@ def sources(tmp_path):
         ("opens", {"pack/text"}),
         ("dies", {"pack/__init__.py", "pack/a.py"}),
         ("starts", {EVERYTHING}),
+        ("spawns", {EVERYTHING}),
         ("asks", {"pack/__init__.py", "pack/b.py"}),
     ],
 )
@@ -184,6 +198,18 @@ def test_a_leg_says_what_it_reads(entry, read, sandbox, sources):
     for ending in (first, second):
         assert set(ending.read) - {"unfix_test_reads.py"} == read
     assert sandbox.run(replace(request, roots=())).read is None
+
+
+def test_a_compiled_copy_that_lies_elsewhere_counts_as_its_source(sources, tmp_path):
+    code = "import sys; from pathlib import Path; from harness import reads; reads.log(Path(sys.argv[1]), sys.argv[2:])"
+    environment = {
+        **os.environ, "PYTHONPATH": f"{sources}{os.pathsep}{Path(__file__).parents[1]}",
+        "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": "",
+    }  # fmt: skip
+    for name in ("first", "second"):  # the second opens the copy and not the source
+        command = [sys.executable, "-c", f"{code}; import pack.a", str(tmp_path / name), str(sources)]
+        subprocess.run(command, env=environment, check=True)
+        assert set((tmp_path / name).read_text().split()) == {"pack/__init__.py", "pack/a.py"}
 
 
 def overlay(sources: Path, folder: Path, **changed: str) -> Path:
@@ -229,6 +255,20 @@ def test_a_leg_runs_again_only_where_what_it_read_has_changed(ask, sources, tmp_
 def test_a_crash_is_an_answer_and_an_end_from_outside_is_none(ask):
     assert [ask(None, end="SIGSEGV") for _ in range(2)] == [(None, 1)] * 2
     assert [ask(None, end="SIGKILL") for _ in range(2)] == [(None, 2), (None, 3)]
+
+
+def test_what_the_machine_failed_is_no_answer(ask):
+    assert [ask(None, full=True)[1] for _ in range(2)] == [1, 2]
+
+
+def test_tests_whose_names_differ_behind_an_at_are_two(pytestconfig):
+    heard = prove_session._Listener(pytestconfig)
+    for name, outcome in (("f::t[a@1]", "failed"), ("f::t[a@2]", "passed")):
+        heard.pytest_runtest_logreport(pytest.TestReport(name, ("f", 1, "t"), {}, outcome, None, "call"))
+    assert {name: said["outcome"] for name, said in heard._tests.items()} == {
+        "f::t[a@1]": "failed",
+        "f::t[a@2]": "passed",
+    }
 
 
 def test_an_answer_is_not_kept_after_its_command(ask, tmp_path):
@@ -286,7 +326,7 @@ def test_a_fix_that_its_test_catches(unfix, small):
     assert kill["test"] == "regressions/test_27486.py::test_refused[multi_layer-steps3-draft8-seqs2]"
     assert f"with {FIX} out: must be guarded, is error" in kill["why"]
     assert document["environment"]["torch"] and document["baseline"]["red"] == {}
-    assert "1 of 1" in ended.stdout and "1 fixes x 2 tests: 1 caught" in ended.stdout
+    assert "1 of 1" in ended.stdout and "1 fixes x 2 tests: 1 as they must be" in ended.stdout
     assert "nothing out: 2 tests: 2 passed" in ended.stderr and f"{FIX} out: 1 caught, 1 quiet" in ended.stderr
 
 
@@ -297,7 +337,7 @@ def test_a_red_baseline_stops_it(unfix, small):
     assert file.read_text().count(line) == 1
     file.write_text(file.read_text().replace(line, ""))
     ended, document = proved(unfix, small)
-    assert ended.returncode == 1 and document["fixes"] == {} and document["results"] == []
+    assert ended.returncode == 3 and document["fixes"] == {} and document["results"] == []
     assert len(document["baseline"]["red"]) == 2
     assert "red: regressions/test_27486.py::test_refused[" in ended.stdout and " and 1 more: rotted: " in ended.stdout
     assert " out: " not in ended.stderr.replace("nothing out: ", "")
@@ -320,6 +360,32 @@ def test_a_weak_test_is_a_miss_and_an_innocent_one_collateral(unfix, small):
     assert f"passes with {FIX} out" in ended.stdout and f"collateral: {FIX}: " in ended.stdout
 
 
+ENDLESS = "import pathlib, time\n\ndef test_endless():\n    pathlib.Path('began').touch()\n    time.sleep(600)\n"
+
+
+def test_no_session_outlives_a_command_that_is_ended(small, tmp_path):
+    (small / "regressions" / KEPT).write_text(ENDLESS)
+    command = [sys.executable, "-m", "harness.cli", "prove", FIX, "--device", "cpu", "-n", "0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=small, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while not (small / "began").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        process.terminate()  # a session holds stderr's pipe open no longer than it lives
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "unfix: interrupted\n")
+    assert not list(tmp_path.glob("unfix-prove-*"))
+    assert not any(str(small) in words for words in _running())
+
+
+def _running() -> list[str]:
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(file.read_text(errors="replace"))
+    return found
+
+
 def test_a_session_that_cannot_be_read_is_infra(unfix, small):
     (small / "regressions" / KEPT).write_text(ONLY + "\nimport no_such_module\n")
     ended = unfix("prove", FIX, "--device", "cpu", "-n", "1", cwd=small)
@@ -333,6 +399,7 @@ def test_a_session_that_cannot_be_read_is_infra(unfix, small):
         (("nonsense",), "SEL: unknown fix 'nonsense'"),
         (("0",), "selects no fix"),
         (("--jobs", "many"), "--jobs 'many'"),
+        (("--jobs", "²"), "--jobs '²'"),
         (("--target", "other"), "--target 'other'"),
         (("--json", ""), "--json needs a file name"),
     ],

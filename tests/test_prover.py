@@ -217,6 +217,10 @@ def test_rotted_blames_the_fix_whose_reversal_rotted(project, sandbox, old):
     result = prover.prove(SIZE, case())
     assert (result.verdict.kind, result.verdict.fix, result.legs) == ("rotted", fix, ())
     assert part in result.verdict.reason
+    # the one leg that can run: it says whether the fix that the case is about is still at work
+    [leg] = result.as_dict()["legs"]
+    assert (leg["reverted"], leg["outcome"]) == ([], "error" if old == "def width(" else "clean")
+    assert prover.prove(SIZE, case(topk=1)).as_dict()["legs"] == []  # an input that can't tell says nothing either way
     assert (result.as_dict()["fix"], result.as_dict()["blames"]) == (SIZE, fix)
     with pytest.raises(RottedError, match=fix):
         prover.edits([SIZE, GUARD])

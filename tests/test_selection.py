@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.fixes import Catalogue, load
-from harness.selection import parse
+from harness.selection import able, parse
 
 FILE = """\
 pr: {pr}
@@ -93,3 +93,10 @@ def test_an_empty_catalogue(tmp_path):
     with pytest.raises(UsageError, match="known: none"):
         parse("27338", load(tmp_path))
     assert parse("0", load(tmp_path)) == ()
+
+
+def test_what_a_code_base_cannot_undo_is_named(catalogue):
+    assert able([OWN, SIZE], catalogue, "eagle_kv") == ((OWN, SIZE), "")
+    assert able([], catalogue, "sglang") == ((), "")
+    line = f"left out, since they can't be undone in sglang: {SIZE}, {MLA}"
+    assert able([SIZE, MLA], catalogue, "sglang") == ((), line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -247,3 +248,14 @@ def test_the_digest_is_of_the_sources_and_of_the_edits(boxes, tmp_path):
     assert candidates.find(PYTHON, boxes("line")).digest != one.digest
     (tmp_path / "site/boxes/__init__.py").write_text(SOURCE + "# more\n")
     assert candidates.find(PYTHON, boxes("wide")).digest != one.digest
+
+
+def test_the_first_signal_interrupts_and_no_other_does_until_all_is_ended():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    with trial.signals_interrupt():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+    assert [signal.getsignal(number) for number in numbers] == before

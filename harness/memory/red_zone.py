@@ -19,6 +19,8 @@ is still reported: memory grows with the number of factory calls, by ``2 * zone_
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from .watch import DEFAULT_ZONE_BYTES, Allocation, Watch, Zone, register
@@ -31,6 +33,7 @@ class RedZone(Watch):
     """See the module's text. ``zone_bytes``: size of each zone, 64 KiB unless told."""
 
     name = "red-zone"
+    zone: ClassVar[type[Zone]] = Zone  # what both zones are
 
     def __init__(self, zone_bytes: int = DEFAULT_ZONE_BYTES) -> None:
         super().__init__(zone_bytes)
@@ -44,8 +47,8 @@ class RedZone(Watch):
     def placed(self, payload: torch.Tensor, allocation: Allocation) -> None:
         start, stop = payload.storage_offset(), payload.storage_offset() + payload.numel()
         whole = torch.empty(0, dtype=torch.uint8, device=payload.device).set_(payload.untyped_storage())
-        self._zones.append(Zone(whole[:start], "before", allocation).arm())
-        self._zones.append(Zone(whole[stop : stop + self.zone_bytes], "after", allocation).arm())
+        self._zones.append(self.zone(whole[:start], "before", allocation).arm())
+        self._zones.append(self.zone(whole[stop : stop + self.zone_bytes], "after", allocation).arm())
 
     def zones(self) -> list[Zone]:
         return self._zones

@@ -9,12 +9,13 @@ import contextlib
 import importlib
 import sys
 import warnings
+from pathlib import Path
 
 import harness.cuda_untouched  # noqa: F401  before SGLang asks torch about the device
-from regressions.scenarios import draft_sglang, multi_layer_sglang, store_sglang
 
 with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the command's results
     warnings.simplefilter("ignore")
-    for _name in (*draft_sglang.PRELOAD, *store_sglang.PRELOAD, *multi_layer_sglang.PRELOAD):
-        with contextlib.suppress(Exception):
-            importlib.import_module(_name)
+    for _file in sorted(Path(__file__).parent.glob("*_sglang.py")):
+        for _name in getattr(importlib.import_module(f"regressions.scenarios.{_file.stem}"), "PRELOAD", ()):
+            with contextlib.suppress(Exception):
+                importlib.import_module(_name)
