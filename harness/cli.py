@@ -276,7 +276,7 @@ def repro(
     index_bytes: Annotated[int | None, typer.Option(help="4 or 8: width of a slot id")] = None,
     strided: Annotated[bool | None, typer.Option("--strided", help="K and V are slices of wider rows")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(help="speculative_num_draft_tokens")] = None,
-    detector: Annotated[str | None, typer.Option(help="red-zone or guard-page")] = None,
+    detector: Annotated[str | None, typer.Option(help="red-zone, guard-page or poison, as the case takes them")] = None,
     json_out: JsonOut = None,
     script_out: Annotated[
         str | None, typer.Option("--script", metavar="F", help="write a stand-alone script to F")

@@ -50,7 +50,11 @@ _told("get_device_name", _name)
 _told("current_device", lambda _: 0)
 
 
-def _device_module(device: Any = None, _asked: Callable[..., Any] = torch.get_device_module) -> Any:
+_asked = torch.get_device_module
+
+
+@functools.wraps(_asked.__wrapped__)  # torch.compile looks for what torch's own cache wraps
+def _device_module(device: Any = None) -> Any:
     """Without a device, torch asks the CUDA runtime whether there is one."""
     return _asked(device) if device is not None or torch.cuda.is_initialized() else torch.cuda
 

@@ -15,12 +15,13 @@ import pytest
 
 from harness import overlay
 from harness.case import Case
-from harness.fixes import load
+from harness.fixes import Catalogue, load
 from harness.prover import Prover, Result
 from harness.sandbox import Servers
 from regressions.scenarios import draft
 
-CATALOGUE = load(Path(__file__).parents[1] / "toggles")
+_ALL = load(Path(__file__).parents[1] / "toggles")
+CATALOGUE = Catalogue(tuple(fix for fix in _ALL if "eagle_kv" in fix.code_bases))
 # the guards of #27338 and #27460 on the path that a topk-factor sizes: at the row's last element, and past it
 ON_GRAPHS = [
     (fix, {"path": "cuda_graph", "topk": 2, "num_steps": 3, "max_bs": 1, "max_context_len": 8, "seq_lens": [length]})

@@ -121,8 +121,10 @@ harness.device.compute_capabilities = lambda: ["9.0", "8.6"]
 import torch, harness.cuda_untouched
 print(torch.cuda.get_device_capability(), torch.cuda.get_device_capability("cuda:1"), torch.cuda.get_device_name(0))
 print(torch.cuda.is_initialized())
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+print(len(TorchInGraphFunctionVariable._get_handlers()) > 0)  # torch.compile, which names torch's functions, loads
 """
-    assert _python(code, ROOT) == "(9, 0) (8, 6) GPU of compute capability 9.0\nFalse"
+    assert _python(code, ROOT) == "(9, 0) (8, 6) GPU of compute capability 9.0\nFalse\nTrue"
 
 
 @pytest.fixture(scope="module", params=RELEASES)

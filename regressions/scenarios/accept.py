@@ -31,9 +31,9 @@ PADDING_SLOT = 0
 def case(
     fix: str,
     *,
-    num_steps: int = 3,
-    num_draft_tokens: int = 8,
-    accepted: Sequence[int] = (2, 1),
+    num_steps: int = 1,
+    num_draft_tokens: int = 3,
+    accepted: Sequence[int] = (1, 1),
     detector: str | None = None,
 ) -> Case:
     """The case of one batch. ``accepted``: tokens a request, the bonus token counted. Raises UsageError."""
