@@ -101,8 +101,10 @@ def find(
     if not kept_ids:
         raise UnfixError("; ".join([*sight.missing.values(), *(why for whys in refused.values() for why in whys)]))
     notes = list(sight.missing.values())
+    if unseen := [fix_id for fix_id, whys in refused.items() if not whys]:
+        notes.append(f"left out of the search, since the command sees no code base of theirs: {', '.join(unseen)}")
     for fix_id, whys in refused.items():
-        notes += whys if fix_id in kept_ids else [f"left out of the search: {'; '.join(whys)}"]
+        notes += whys if fix_id in kept_ids else [f"left out of the search: {why}" for why in whys]
     digest = hashlib.sha256()
     for name, taken in reversals.items():
         _check_together(taken, _alone(taken, sight.places[name], digest), sight.places[name])
@@ -113,12 +115,12 @@ def find(
 def _reversals(
     sight: Sight, fixes: Sequence[Fix]
 ) -> tuple[dict[str, dict[str, tuple[Reversal, ...]]], dict[str, list[str]]]:
-    """What takes each fix out, by code base; and by fix, why it can't be out."""
+    """What takes each fix out, by code base; and by fix, why it can't be out (no reason: no code base to look at)."""
     found: dict[str, dict[str, tuple[Reversal, ...]]] = {}
     refused: dict[str, list[str]] = {}
     for fix in fixes:
         if not any(name in sight.places for name in fix.code_bases):
-            refused[fix.id] = [f"{fix.id}: the command sees no code base that it can be out of"]
+            refused[fix.id] = []  # for want of a code base
         for name in fix.code_bases:
             try:
                 if name in sight.places:
