@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -269,8 +270,11 @@ def _import_path(path: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         del sys.path[: len(path)]
+        # a checkout holds its .venv: what is installed there stays, torch can't be imported twice
+        installed = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
         for name in set(sys.modules) - before:
-            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(tuple(path)):
+            file = str(getattr(sys.modules[name], "__file__", None) or "")
+            if file.startswith(tuple(path)) and not file.startswith(installed):
                 del sys.modules[name]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import sandbox as sandbox_module
 from harness.errors import InfraError
 from harness.sandbox import CAPTURE_BYTES, Request, Sandbox
 
@@ -284,6 +286,12 @@ class TestInline:
         ending = inline("clean", numbers=[4, 5])
         assert ending.report["facts"]["sum"] == 9 and ending.report["facts"]["pid"] == os.getpid()
         assert "unfix_test_legs" not in sys.modules and str(folder) not in sys.path
+
+    def test_what_is_installed_below_its_path_stays(self):
+        sys.modules.pop("shellingham", None)
+        with sandbox_module._import_path([sys.prefix]):
+            importlib.import_module("shellingham")
+        assert "shellingham" in sys.modules
 
     def test_what_a_leg_raises_is_reported(self, inline):
         assert inline("raises").report["raised"]["type"] == "KeyError"
