@@ -15,6 +15,7 @@ import faulthandler
 import importlib
 import json
 import resource
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -37,6 +38,9 @@ class WrongValues(Exception):
 
 def run_directory(directory: str) -> None:
     """Run the leg that ``request.json`` describes and write ``report.json``, whole or not at all."""
+    faulthandler.disable()
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL):
+        signal.signal(number, signal.SIG_DFL)  # a preloaded library's handler would run on, and may die otherwise
     faulthandler.enable()  # a SIGSEGV then names the Python function that wrote
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # legs die on purpose
     folder = Path(directory)

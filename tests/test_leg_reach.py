@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,8 +147,12 @@ LOADER = '''
 import ctypes
 import hashlib
 import pathlib
+import json
+import os
 import shutil
+import signal
 import subprocess
+import sys
 
 SOURCE = pathlib.Path(__file__).parent / "csrc" / "answer.cpp"
 
@@ -375,3 +383,26 @@ def test_the_trace_ends_with_the_leg():
             assert sys.gettrace() is None
     finally:
         sys.settrace(before)
+
+
+def test_a_handler_that_a_library_left_does_not_end_a_leg_by_another_signal(root, tmp_path):
+    """As tvm-ffi leaves one for SIGSEGV, which prints a trace and may abort over a broken heap."""
+    (tmp_path / "faults.py").write_text("import ctypes\n\ndef run(params, device):\n    ctypes.string_at(0)\n")
+    request = {
+        "entry": "faults:run",
+        "params": {},
+        "device": "cpu",
+        "targets": [],
+        "detector": "none",
+        "zone_bytes": 64,
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    code = (
+        "import ctypes, sys; libc = ctypes.CDLL(None); libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p];"
+        "libc.signal(11, ctypes.cast(libc.abort, ctypes.c_void_p)); import harness.leg;"
+        f"harness.leg.run_directory({str(tmp_path)!r})"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(tmp_path)])}
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGSEGV, ended.stderr
+    assert "Segmentation fault" in ended.stderr and "faults.py" in ended.stderr
