@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+
+from harness import plugin
+from harness.code_base import CodeBase
 
 SHAPES = "cuda_graph_row and steps2-page1-bs1-ctx8-lens3"  # with topk 2, which tells, and with topk 1, which cannot
 DEVICE = ("--unfix-device", "cpu")
@@ -169,3 +173,22 @@ def test_a_matrix_that_cannot_be_written_is_said(python, tmp_path):
     said = ended.stdout + ended.stderr
     assert ended.returncode not in (0, 5), said
     assert "could not be written" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(("device", "scopes"), [("cpu", 1), ("cuda", 2)])
+def test_cases_of_a_slow_code_base_stay_together(device, scopes, monkeypatch, tmp_path):
+    class Scheduler:
+        def __init__(self, config, log):
+            pass
+
+    monkeypatch.setattr("xdist.scheduler.LoadScopeScheduling", Scheduler)
+
+    def schedule(*preload):
+        target = CodeBase("slow", None, tmp_path, preload=preload)
+        config = SimpleNamespace(stash={plugin._code_base: target}, option=SimpleNamespace(unfix_device=device))
+        return plugin.pytest_xdist_make_scheduler(config, None)
+
+    assert schedule() is None
+    scheduler = schedule("slow")
+    assert len({scheduler._split_scope(f"t.py::test_a[{case}]") for case in range(50)}) == scopes
+    assert scheduler._split_scope("t.py::test_a[1]") != scheduler._split_scope("t.py::test_b[1]")
