@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from harness import __version__, audit, auditfile, fixes, overlay, report, selection, variants
+from harness import __version__, audit, auditfile, fixes, output, overlay, report, selection, variants
 from harness.audit import Product
 from harness.code_base import resolve
-from harness.errors import UsageError
 from harness.root import project_root
 
 
@@ -52,12 +48,11 @@ def audit_command(
         variable, out = selection.of_session(registered)
     else:
         variable, out = "--revert", selection.parse(revert, registered, source="--revert")
-    if json_out == "":
-        raise UsageError("--json needs a file name, or '-' for stdout")
+    output.check_json(json_out)
     code_base = resolve(target, root, release, source)
     path: list[Path | str] = [code_base.sources, *code_base.path]
     if out:
-        print(f"unfix: REVERT ACTIVE ({variable}): {', '.join(out)}", file=sys.stderr)
+        output.note(f"REVERT ACTIVE ({variable}): {', '.join(out)}")
         plan = overlay.plan(variants.choose_all(registered, out, target, [code_base.sources]), [code_base.sources])
         if built := overlay.build(plan):
             path.insert(0, built)
@@ -68,8 +63,8 @@ def audit_command(
     if json_out != "-":
         for product in products:
             if product.state != "fits":
-                _say(explain(product))
-        _say(
+                output.say(explain(product))
+        output.say(
             f"{target}{f' {code_base.version}' if code_base.version else ''}: "
             f"{counts['finding']} findings, {counts['allowed']} explained, {counts['fits']} fit"
         )
@@ -102,16 +97,4 @@ def _write(where: str, target: str, version: str | None, out: Sequence[str], pro
         "reverted": list(out),
         "results": [product.as_dict() for product in products],
     }
-    if where == "-":
-        _say(json.dumps(document, indent=1))
-    else:
-        report.write_json(Path(where), document)
-        print(f"unfix: wrote {where}", file=sys.stderr)
-
-
-def _say(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # `unfix audit | head` must not end as a finding
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+    output.write_json(where, document, output.say)

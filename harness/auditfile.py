@@ -24,23 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from harness.errors import RottedError, ToggleError, UsageError
-from harness.targets import Location, check_target, definitions, locate
+from harness.errors import RottedError, ToggleError
+from harness.targets import Location, definitions, locate
+from harness.togglefile import Target
 from harness.ttir import Build
 from harness.yamlfile import Node, read
 
 Argument = str | int | float | bool | None
 Line = Annotated[str, StringConstraints(pattern=r"^\S.*\S$")]
-
-
-def _target(text: str) -> str:
-    try:
-        check_target(text)
-    except UsageError as error:
-        raise ValueError(str(error)) from None
-    return text
 
 
 class _Model(BaseModel):
@@ -67,7 +60,7 @@ class Variation(_Model):
 class Kernel(_Model):
     """One kernel as one form of the sources has it."""
 
-    targets: list[Annotated[str, AfterValidator(_target)]] = Field(min_length=1)
+    targets: list[Target] = Field(min_length=1)
     args: Mapping[str, Argument]
     optional: bool = False
     builds: Mapping[Line, Variation] = {}

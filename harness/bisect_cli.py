@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from harness import bisect, candidates, fixes, journal, progress, report, selection
+from harness import bisect, candidates, fixes, journal, output, progress, report, selection
 from harness.bisect import Answer, EndsError, FoundSet, Search
 from harness.candidates import Candidates
 from harness.errors import InfraError, UnfixError, UsageError
@@ -66,8 +65,7 @@ def bisect_command(
     """
     if find not in (None, *get_args(bisect.Direction)):
         raise UsageError(f"--find {find!a}: must be breaking or blaming")
-    if json_out == "":
-        raise UsageError("--json needs a file name, or '-' for stdout")
+    output.check_json(json_out)
     if timeout is not None and not timeout > 0:  # nor is NaN
         raise UsageError(f"--timeout {timeout:g}: must be more than 0 seconds")
     try:
@@ -105,7 +103,7 @@ def bisect_command(
     if isinstance(found, Search) and json_out != "-":  # before a file that may not be writable
         print("\n".join(_lines(subject, found, fail_on)))
     if json_out:
-        _write(json_out, _document(subject, found, trials.runs, notes))
+        output.write_json(json_out, _document(subject, found, trials.runs, notes))
     if isinstance(found, UnfixError):
         for (out, kind), last in _last_words(trials.runs):
             watch.note(f"{kind} with {watch.name(out)}: {last}")
@@ -214,11 +212,3 @@ def _set(subject: Candidates, one: FoundSet) -> dict[str, Any]:
 
 def _said(answer: Answer) -> dict[str, Any]:
     return {"answer": answer.kind, "runs": dict(answer.counts), "text": str(answer)}
-
-
-def _write(where: str, document: dict[str, Any]) -> None:
-    if where == "-":
-        print(json.dumps(document, indent=1))
-    else:
-        report.write_json(Path(where), document)
-        print(f"unfix: wrote {where}", file=sys.stderr)

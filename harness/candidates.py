@@ -39,13 +39,9 @@ class Candidates:
     def under(self, out: Iterable[str]) -> tuple[tuple[str, ...], dict[str, str]]:
         """The words and the environment of the command with these fixes out."""
         gone = self.ordered(out)
-        if self.sight is None or self.reversals is None:
+        if self.sight is None:
             return self.words(gone), dict(self.environment)
-        plans = (
-            overlay.plan([each for fix in gone for each in taken.get(fix, ())], self.sight.places[name])
-            for name, taken in self.reversals.items()
-        )
-        return self.command, self.sight.under([tree for tree in map(overlay.build, plans) if tree], gone)
+        return self.command, self.sight.under([tree for tree in map(overlay.build, self._plans(gone)) if tree], gone)
 
     def forget_imports(self) -> None:
         """Remove what Python compiled in the overlay with all of them out: then `imported` is about later runs."""
@@ -58,13 +54,17 @@ class Candidates:
         return silent or any(True for _ in self._compiled())
 
     def _compiled(self) -> Iterator[Path]:
-        if self.sight is None or self.reversals is None:
-            return
-        for name, taken in self.reversals.items():
-            plan = overlay.plan([each for fix in taken.values() for each in fix], self.sight.places[name])
+        for plan in self._plans(self.fixes):
             if tree := overlay.build(plan):
                 for file in plan.values():
                     yield from (tree / file.relpath.parent / "__pycache__").glob(f"{file.relpath.stem}.*.pyc")
+
+    def _plans(self, out: Sequence[str]) -> Iterator[overlay.Plan]:
+        """What these fixes, in the order of the catalogue, amount to: one plan a code base."""
+        if self.sight is None or self.reversals is None:
+            return
+        for name, taken in self.reversals.items():
+            yield overlay.plan([each for fix in out for each in taken.get(fix, ())], self.sight.places[name])
 
     def words(self, out: Iterable[str]) -> tuple[str, ...]:
         """The command's words, where `{revert}` is the comma list of what is out, and 0 for nothing."""

@@ -30,6 +30,7 @@ from harness import (
     interchange_cli,
     lightenv_cli,
     new_cli,
+    output,
     overlay,
     prove_cli,
     pytest_run,
@@ -100,26 +101,9 @@ def main() -> None:
         sys.exit(2)
 
 
-def _note(text: str) -> None:
-    print(f"unfix: {text}", file=sys.stderr)
-
-
-def _reader_gone() -> None:
-    """`unfix list | head`: typer and rich would end with 1, which means a finding here."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise typer.Exit(0)
-
-
-def _say(text: str, end: str = "\n") -> None:
-    try:
-        print(text, end=end, flush=True)
-    except BrokenPipeError:
-        _reader_gone()
-
-
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        _reader_gone()
+        output.reader_gone()
 
 
 def _console() -> Console:
@@ -132,6 +116,11 @@ def catalogue() -> fixes.Catalogue:
     return fixes.load(project_root() / "toggles")
 
 
+def _json(where: str, document: dict[str, Any]) -> None:
+    output.check_json(where)
+    output.write_json(where, document, output.say)
+
+
 @app.command("list")
 def list_fixes(json_out: JsonOut = None) -> None:
     """Every registered fix: kind, what its absence shows, code bases.
@@ -140,9 +129,7 @@ def list_fixes(json_out: JsonOut = None) -> None:
     """
     registered = catalogue()
     if json_out:
-        _write_json(
-            json_out, {"schema_version": report.SCHEMA_VERSION, "fixes": [_fix_row(fix) for fix in registered.fixes]}
-        )
+        _json(json_out, {"schema_version": report.SCHEMA_VERSION, "fixes": [_fix_row(fix) for fix in registered.fixes]})
         return
     table = Table(header_style="bold")
     for name in ("fix", "kind", "summary", "fix out", "code bases"):
@@ -195,7 +182,7 @@ def run(
         if not chosen:
             raise UsageError(f"no registered fix can be undone in {target}")
         if left_out:
-            _note(left_out)
+            output.note(left_out)
     _session(registered, target)  # pytest reads it again; a bad value is said here, with our exit code
     if baseline and not html:
         raise UsageError("--baseline is for the report: give --html F, too")
@@ -224,10 +211,10 @@ def run(
             page = html_report.render(night, history.compare(night, earlier), known)
     records = document["results"]
     if json_out:
-        _write_json(json_out, document)
+        _json(json_out, document)
     if html:
         report.write_text(Path(html), page)
-        _note(f"wrote {html}")
+        output.note(f"wrote {html}")
     if json_out != "-":
         console = _console()
         console.print(report.table(records))
@@ -236,7 +223,9 @@ def run(
         console.print(report.summary_line(records))
     code = report.exit_code(records, chosen)
     if ended.returncode not in (0, 1) or (ended.returncode == 1 and code == 0):
-        _note(f"pytest ended with {ended.returncode}, for a reason that no verdict holds: its own words are above")
+        output.note(
+            f"pytest ended with {ended.returncode}, for a reason that no verdict holds: its own words are above"
+        )
         code = 4
     raise typer.Exit(code)
 
@@ -246,9 +235,9 @@ def _session(registered: fixes.Catalogue, target: str) -> tuple[str, ...]:
     variable, named = selection.of_session(registered)
     reverted, still_in = selection.able(named, registered, target)
     if still_in:
-        _note(f"{variable}: {still_in}")
+        output.note(f"{variable}: {still_in}")
     if reverted:
-        _note(f"REVERT ACTIVE in every leg ({variable}): {', '.join(reverted)}")
+        output.note(f"REVERT ACTIVE in every leg ({variable}): {', '.join(reverted)}")
     return reverted
 
 
@@ -293,7 +282,7 @@ def repro(
         raise UsageError(f"SEL {sel!r} selects no fix; known: {', '.join(registered.ids)}")
     fix = registered.fix(chosen[0])
     if len(chosen) > 1:
-        _note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}")
+        output.note(f"{sel} is {', '.join(chosen)}; this shows {fix.id}")
     case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
     device, root = resolve_device(device), project_root()
     code_base = resolve(target, root, release, source)
@@ -302,14 +291,14 @@ def repro(
         result = prover.prove(fix.id, case)
         environment = prover.environment if result.legs else {}
     if script_out and not result.legs:
-        _note(f"no script was written: {result.verdict.kind}, so no leg ran")
+        output.note(f"no script was written: {result.verdict.kind}, so no leg ran")
     elif script_out:
         script.write(Path(script_out), prover, result)
-        _note(f"wrote {script_out}")
+        output.note(f"wrote {script_out}")
     if json_out:
-        _write_json(json_out, report.matrix(environment, [result.as_dict()], []))
+        _json(json_out, report.matrix(environment, [result.as_dict()], []))
     if json_out != "-":
-        _say(report.explain(result))
+        output.say(report.explain(result))
     raise typer.Exit(report.exit_code_of(result.verdict.kind))
 
 
@@ -346,7 +335,7 @@ def diff(sel: Selection, target: TargetName = "eagle_kv", release: Release = Non
     chosen = selection.parse(sel, registered, source="SEL")
     roots = [_sources(target, release, source)]
     plan = overlay.plan(variants.choose_all(registered, chosen, target, roots), roots)
-    _say(overlay.diff(plan), end="")
+    output.say(overlay.diff(plan), end="")
 
 
 def _sources(target: str, release: str | None, source: str | None) -> Path:
@@ -354,16 +343,6 @@ def _sources(target: str, release: str | None, source: str | None) -> Path:
     if target != "sglang" or (not release and not source):
         return resolve(target, project_root(), release, source).sources
     return (upstream.checkout(source) if source else upstream.release(release or "")).root
-
-
-def _write_json(where: str, document: dict[str, Any]) -> None:
-    if not where:
-        raise UsageError("--json needs a file name, or '-' for stdout")
-    if where == "-":
-        _say(json.dumps(document, indent=1))
-    else:
-        report.write_json(Path(where), document)
-        _note(f"wrote {where}")
 
 
 if __name__ == "__main__":

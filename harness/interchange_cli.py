@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness import check, fixes, interchange, overlay, selection, togglefile, upstream, variants, yamlfile
+from harness import check, fixes, interchange, output, overlay, selection, togglefile, upstream, variants, yamlfile
 from harness.errors import ToggleError, UnfixError, UsageError
 from harness.fixes import Variant
 from harness.root import project_root
@@ -49,7 +48,7 @@ def export_command(sel: Selected, release: Release = None, source: SourceDir = N
     if not able:
         raise UnfixError("; ".join(refused))
     for line in refused:
-        _note(f"left out: {line}")
+        output.note(f"left out: {line}")
     print(_export(registered, able, roots), end="")
 
 
@@ -89,7 +88,7 @@ def import_command(
             raise ToggleError(entry)
         if tree and (here := variants.judge([entry], [], [tree.root])).kind != "fixed":
             rotted = True
-            _note(f"rotted: {pr} in {tree.name}: {here.message or 'reads as if it were out already'}")
+            output.note(f"rotted: {pr} in {tree.name}: {here.message or 'reads as if it were out already'}")
         if at and out is None:
             print("---")
         _deliver(pr, interchange.toggle_file(pr, entry.reversals, origin), out)
@@ -131,14 +130,10 @@ def _deliver(pr: str, text: str, out: str | None) -> None:
     except FileExistsError:
         raise UsageError(f"{file} is there already: its fixes would be lost") from None
     togglefile.validate(yamlfile.read(file))
-    _note(f"wrote {file}")
+    output.note(f"wrote {file}")
 
 
 def _tree(release: str | None, source: str | None) -> upstream.Source:
     if bool(release) == bool(source):
         raise UsageError("name one of --release V and --source DIR: whose sources it is for")
     return upstream.checkout(source) if source else upstream.release(release or "")
-
-
-def _note(text: str) -> None:
-    print(f"unfix: {text}", file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from harness import fixes, origin, overlay, report, scaffold, unidiff
+from harness import fixes, origin, output, overlay, report, scaffold, unidiff
 from harness.check import check, rotted
 from harness.draft import Draft, Texts, draft
 from harness.errors import InfraError, RottedError, UnfixError, UsageError
@@ -72,17 +72,17 @@ def new_command(
         for key, path in paths.items():
             report.write_text(path, files[key])
     for line in [*notes, *drafted.left]:
-        _note(line)
+        output.note(line)
     print(shown, end="", flush=True)
     for path in paths.values():
-        _note(f"wrote {path.relative_to(root)}")
+        output.note(f"wrote {path.relative_to(root)}")
     more = (
         f" --source {source}" * bool(source)
         if found[0].package not in ("sglang", "eagle_kv")
         else f" --release {release or 'V'}"
     )
     target = "" if found[0].package == "eagle_kv" else f" --target {found[0].package}{more}"
-    _note(f"next: fill in run() of {paths['scenario'].relative_to(root)}, then: unfix run {pr}{target}")
+    output.note(f"next: fill in run() of {paths['scenario'].relative_to(root)}, then: unfix run {pr}{target}")
 
 
 def _check_words(pr: str, name: str | None, summary: str | None, source: str | None, release: str | None) -> None:
@@ -213,7 +213,3 @@ def _all_or_none(paths: Iterable[Path]) -> Iterator[None]:
         for path in paths:
             path.unlink(missing_ok=True)
         raise error if not isinstance(error, OSError) else InfraError(f"can't write: {error.strerror}") from None
-
-
-def _note(text: str) -> None:
-    print(f"unfix: {text}", file=sys.stderr)

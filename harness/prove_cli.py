@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness import fixes, prove, pytest_run, report, selection
+from harness import fixes, output, prove, pytest_run, report, selection
 from harness.code_base import resolve
 from harness.device import resolve_device
 from harness.errors import InfraError, UsageError
@@ -53,8 +52,7 @@ def prove_command(
     ids = selection.parse(wanted, registered, source="SEL")
     if not ids:
         raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
-    if json_out == "":
-        raise UsageError("--json needs a file name, or '-' for stdout")
+    output.check_json(json_out)
     device = resolve_device(device)
     code_base = resolve(target, root, release, source)
     side_by_side = pytest_run.workers(jobs, device)
@@ -63,11 +61,11 @@ def prove_command(
         if not ids:
             raise UsageError(f"no registered fix can be undone in {target}")
         if left_out:
-            _note(left_out)
+            output.note(left_out)
     chosen = [registered.fix(fix) for fix in ids]
     able = [fix for fix in chosen if target in fix.code_bases]
     if ignored := [name for name in selection.VARIABLES if os.environ.get(name)]:
-        _note(f"{' and '.join(ignored)}: not heeded here, one fix is out at a time")
+        output.note(f"{' and '.join(ignored)}: not heeded here, one fix is out at a time")
     with (
         signals_interrupt(),
         tempfile.TemporaryDirectory(prefix="unfix-prove-", ignore_cleanup_errors=True) as scratch,
@@ -80,12 +78,12 @@ def prove_command(
         )
         baseline, environment = sessions.run(None, side_by_side)
         red = prove.red(baseline)
-        _note(f"nothing out: {_counted(baseline)}")
+        output.note(f"nothing out: {_counted(baseline)}")
         rows: list[Row] = []
         if not red:
             for fix in able:
                 if not prove.tellers(fix.id, baseline):
-                    _note(f"no test: {fix.id}")
+                    output.note(f"no test: {fix.id}")
             for fix, session in sessions.run_all(able, max(1, int(side_by_side))):
                 rows.append(_judged(fix, device, baseline, session))
     document = _document(environment, chosen, baseline, red, rows)
@@ -94,7 +92,7 @@ def prove_command(
     if json_out != "-":  # before a file that may not be writable
         _print(document, rows)
     if json_out:
-        _write(document, json_out)
+        output.write_json(json_out, document)
     raise typer.Exit(_exit_code(document, baseline, red, rows))
 
 
@@ -110,7 +108,7 @@ def _judged(fix: Fix, device: str, baseline: Mapping[str, Heard], session: Mappi
                 raise InfraError(f"with {fix.id} out, {test} ran a leg that has it in: nothing is proved")
     judged = prove.row(fix, device, baseline, session)
     told = ", ".join(f"{len(tests)} {kind}" for kind in prove.KINDS if (tests := judged.tests(kind)))
-    _note(f"{fix.id} out: {told}")
+    output.note(f"{fix.id} out: {told}")
     return judged
 
 
@@ -207,15 +205,3 @@ def _counted(tests: Mapping[str, Heard]) -> str:
     return f"{len(tests)} tests: " + ", ".join(
         f"{outcomes.count(kind)} {kind}" for kind in ("passed", "skipped", "failed") if kind in outcomes
     )
-
-
-def _write(document: Mapping[str, Any], where: str) -> None:
-    if where == "-":
-        print(json.dumps(document, indent=1))
-    else:
-        report.write_json(Path(where), dict(document))
-        _note(f"wrote {where}")
-
-
-def _note(text: str) -> None:
-    print(f"unfix: {text}", file=sys.stderr)

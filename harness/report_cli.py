@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from harness import diagnosis, fixes, history, html_report, overlay, report, rerun, variants
+from harness import diagnosis, fixes, history, html_report, output, overlay, report, rerun, variants
 from harness.code_base import resolve
 from harness.errors import UnfixError, UsageError
 from harness.history import History, Night
@@ -47,22 +46,21 @@ def register(app: typer.Typer) -> None:
 
         Example: unfix report out/matrix.json --baseline nights/ --html out/report.html
         """
-        if json_out == "":
-            raise UsageError("--json needs a file name, or '-' for stdout")
+        output.check_json(json_out)
         night = history.read_night(files, name=", ".join(file.stem for file in files))
         rows = list(night.records().values())
         since = history.compare(night, history.read_baseline(baseline, but=files) if baseline else [], nights)
         if baseline and not since.last:
-            _note(f"--baseline {baseline}: no earlier night is in it")
+            output.note(f"--baseline {baseline}: no earlier night is in it")
         if html:
             report.write_text(html, html_report.render(night, since, extras(night, takes())))
-            _note(f"wrote {html}")
+            output.note(f"wrote {html}")
         if json_out == "-":
             print(json.dumps(_summary(night, since), indent=1))
         else:
             if json_out:
                 report.write_json(Path(json_out), _summary(night, since))
-                _note(f"wrote {json_out}")
+                output.note(f"wrote {json_out}")
             for line in lines(night, since):
                 print(html_report.visible(line))
         raise typer.Exit(report.exit_code(rows))
@@ -96,7 +94,7 @@ def extras(night: Night, takes: Collection[str]) -> Extras:
         root = project_root()
         catalogue = fixes.load(root / "toggles")
     except UnfixError as error:
-        _note(f"no diffs and no commands: {error}")
+        output.note(f"no diffs and no commands: {error}")
         return Extras()
     diffs: dict[tuple[str, str, str], str] = {}
     notes: dict[tuple[str, str, str], str] = {}
@@ -120,7 +118,3 @@ def _diff(root: Path, catalogue: fixes.Catalogue, target: str, version: str, fix
     release, _, source = version.partition(" environment, ")
     roots = [resolve(target, root, release or None, source or None).sources]
     return overlay.diff(overlay.plan(variants.choose_all(catalogue, [fix], target, roots), roots))
-
-
-def _note(text: str) -> None:
-    print(f"unfix: {text}", file=sys.stderr)

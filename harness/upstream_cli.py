@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness import __version__, execute, fixes, report, selection, upstream
+from harness import __version__, execute, fixes, output, report, selection, upstream
 from harness.check import Finding, check, rotted
 from harness.errors import UsageError
 from harness.root import project_root
@@ -60,7 +58,7 @@ def check_command(
         findings = check(chosen, "eagle_kv", [upstream.Source("checkout", project_root() / "kernels")])
         sources = [found] if (found := upstream.installed()) else []
         if not sources:
-            _note("no SGLang is installed here: name a --release or a --source to check it")
+            output.note("no SGLang is installed here: name a --release or a --source to check it")
     everything = not words or all("." in word for word in words)
     findings += check(chosen, "sglang", sources, with_registry=everything)
     _write(findings, json_out, [finding.as_dict() for finding in findings])
@@ -117,7 +115,7 @@ def exec_command(
     into = selection.parse(put_in, registered, source="--apply")
     prepared = execute.prepare(command, registered, out, into, target)
     for note in prepared.notes:
-        _note(note)
+        output.note(note)
     execute.run(prepared)
 
 
@@ -137,10 +135,6 @@ def _sources(versions: Iterable[str], directory: str | None) -> list[upstream.So
     return sources + ([upstream.checkout(directory)] if directory else [])
 
 
-def _note(text: str) -> None:
-    print(f"unfix: {text}", file=sys.stderr)
-
-
 def _write(findings: Sequence[Finding], where: str | None, rows: list[dict[str, Any]]) -> None:
     if not where:
         return
@@ -150,11 +144,7 @@ def _write(findings: Sequence[Finding], where: str | None, rows: list[dict[str, 
         "releases": list(dict.fromkeys(finding.release for finding in findings)),
         "results": rows,
     }
-    if where == "-":
-        print(json.dumps(document, indent=1))
-    else:
-        report.write_json(Path(where), document)
-        _note(f"wrote {where}")
+    output.write_json(where, document)
 
 
 def _label(finding: Finding) -> str:

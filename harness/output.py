@@ -1,0 +1,49 @@
+"""How commands speak: results on stdout, notes on stderr, JSON to a file or to stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from harness import report
+from harness.errors import UsageError
+
+
+def note(text: str) -> None:
+    """Progress, or what a reader should know beside the result."""
+    print(f"unfix: {text}", file=sys.stderr)
+
+
+def say(text: str, end: str = "\n") -> None:
+    """A result. Raises typer.Exit(0) where nobody reads it."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        reader_gone()
+
+
+def reader_gone() -> None:
+    """`unfix list | head`: typer and rich would end with 1, which means a finding here."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit(0) from None
+
+
+def check_json(where: str | None) -> None:
+    """Refuse `--json ''` before any work is done. Raises UsageError."""
+    if where == "":
+        raise UsageError("--json needs a file name, or '-' for stdout")
+
+
+def write_json(where: str, document: dict[str, Any], say: Callable[[str], None] = print) -> None:
+    """Write to a file, whole or not at all, and note it; `-` is stdout. Raises InfraError."""
+    if where == "-":
+        say(json.dumps(document, indent=1))
+    else:
+        report.write_json(Path(where), document)
+        note(f"wrote {where}")
