@@ -27,7 +27,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from harness.errors import RottedError, ToggleError
-from harness.targets import Location, definitions, locate
+from harness.outline import definitions
+from harness.targets import Location, locate
 from harness.togglefile import Target
 from harness.ttir import Build
 from harness.yamlfile import Node, read

@@ -42,6 +42,7 @@ class Case:
     reaches: bool = True  # False: this input is refused before it gets to what the fix changed
     detector: str = "red-zone"
     zone_bytes: int = 1 << 16
+    device_bytes: int = 0  # device memory that a leg of it holds, in bytes, where that is much
     needs_cuda: bool = False
     cannot: Mapping[str, str] = field(default_factory=dict)  # "sglang", "sglang on cpu": why it can't run there
     cuda_packages: tuple[str, ...] = ()  # that a leg on a GPU imports

@@ -7,37 +7,32 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from harness import (
     audit_cli,
     bisect_cli,
     fixes,
-    history,
-    html_report,
     interchange_cli,
     lightenv_cli,
     new_cli,
     output,
     overlay,
     prove_cli,
-    pytest_run,
     report,
     report_cli,
+    run_cli,
     script,
     selection,
+    sweep_cli,
     upstream,
     upstream_cli,
     variants,
@@ -45,7 +40,7 @@ from harness import (
 from harness.case import Case
 from harness.code_base import resolve
 from harness.device import resolve_device
-from harness.errors import InfraError, UnfixError, UsageError
+from harness.errors import UnfixError, UsageError
 from harness.prover import Prover
 from harness.root import project_root
 
@@ -64,6 +59,8 @@ audit_cli.register(app)
 new_cli.register(app)
 interchange_cli.register(app)
 report_cli.register(app)
+run_cli.register(app)
+sweep_cli.register(app)
 
 Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
@@ -101,16 +98,6 @@ def main() -> None:
         sys.exit(2)
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        output.reader_gone()
-
-
-def _console() -> Console:
-    """Stdout; a file or a pipe gets lines as long as they need to be."""
-    return _Console(highlight=False, width=None if sys.stdout.isatty() else 180)
-
-
 def catalogue() -> fixes.Catalogue:
     """The fixes that this checkout registers."""
     return fixes.load(project_root() / "toggles")
@@ -140,7 +127,7 @@ def list_fixes(json_out: JsonOut = None) -> None:
             f"{' + '.join(name.partition(':')[2] for name in leg['out'])}: {leg['outcome']}" for leg in row["legs"]
         )
         table.add_row(fix.id, fix.kind, fix.summary, out, ", ".join(fix.code_bases))
-    _console().print(table)
+    output.console().print(table)
 
 
 def _fix_row(fix: fixes.Fix) -> dict[str, Any]:
@@ -149,96 +136,6 @@ def _fix_row(fix: fixes.Fix) -> dict[str, Any]:
         "fix": fix.id, "kind": fix.kind, "summary": fix.summary, "title": fix.title, "links": list(fix.links),
         "scenario": fix.scenario, "backend": fix.backend, "legs": legs, "code_bases": list(fix.code_bases),
     }  # fmt: skip
-
-
-@app.command()
-def run(
-    sel: Annotated[list[str] | None, typer.Argument(metavar="[SEL…]", help="fixes to prove; all without")] = None,
-    device: Device = "auto",
-    target: TargetName = "eagle_kv",
-    release: Release = None,
-    source: Source = None,
-    jobs: Annotated[str, typer.Option("--jobs", "-n", help="parallel workers: a number, or auto")] = "auto",
-    json_out: JsonOut = None,
-    junit: Annotated[str | None, typer.Option(metavar="F", help="write JUnit XML to F")] = None,
-    html: Annotated[str | None, typer.Option(metavar="F", help="write the report, one page, to F")] = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="FILE|DIR", help="earlier nights, which the report compares this run with")
-    ] = None,
-) -> None:
-    """The on/off matrix: every regression, with each fix in and out. pytest runs it.
-
-    Example: unfix run 27338 own:int32-rows --json out/matrix.json
-    """
-    root, registered = project_root(), catalogue()
-    wanted = ",".join(sel) if sel else "all"
-    chosen = selection.parse(wanted, registered, source="SEL")
-    if not chosen:
-        raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
-    device = resolve_device(device)
-    code_base = resolve(target, root, release, source)
-    if wanted == "all":
-        chosen, left_out = selection.able(chosen, registered, target)
-        if not chosen:
-            raise UsageError(f"no registered fix can be undone in {target}")
-        if left_out:
-            output.note(left_out)
-    _session(registered, target)  # pytest reads it again; a bad value is said here, with our exit code
-    if baseline and not html:
-        raise UsageError("--baseline is for the report: give --html F, too")
-    earlier = history.read_baseline(Path(baseline)) if baseline else []
-    if junit and not Path(junit).resolve().parent.is_dir():
-        raise InfraError(f"--junit {junit}: there is no folder {Path(junit).resolve().parent}")
-    with Prover(registered, device=device, root=root, target=code_base) as prover:
-        _ = prover.environment  # a machine that can't run legs is said once, here, and not by every case
-    with tempfile.TemporaryDirectory(prefix="unfix-run-") as scratch:
-        matrix_file = Path(scratch, "matrix.json")
-        command = pytest_run.command(
-            root, device, code_base, pytest_run.workers(jobs, device), release=release, source=source,
-            more=["--unfix-select", ",".join(chosen), "--unfix-json", str(matrix_file)],
-        )  # fmt: skip
-        if junit:
-            command += ["--junitxml", junit]
-        ended = subprocess.run(command, stdout=sys.stderr, check=False)
-        if not matrix_file.exists():
-            raise InfraError(
-                f"pytest ended with {ended.returncode} before it could write a matrix; its own words are above"
-            )
-        document = json.loads(matrix_file.read_text())
-        if html:
-            night = history.read_night([matrix_file], name="this run")
-            known = report_cli.extras(night, inspect.signature(repro).parameters)
-            page = html_report.render(night, history.compare(night, earlier), known)
-    records = document["results"]
-    if json_out:
-        _json(json_out, document)
-    if html:
-        report.write_text(Path(html), page)
-        output.note(f"wrote {html}")
-    if json_out != "-":
-        console = _console()
-        console.print(report.table(records))
-        for line in [*report.not_proved(records), *(f"no case: {fix}" for fix in report.untouched(records, chosen))]:
-            console.print(line, markup=False, soft_wrap=True)
-        console.print(report.summary_line(records))
-    code = report.exit_code(records, chosen)
-    if ended.returncode not in (0, 1) or (ended.returncode == 1 and code == 0):
-        output.note(
-            f"pytest ended with {ended.returncode}, for a reason that no verdict holds: its own words are above"
-        )
-        code = 4
-    raise typer.Exit(code)
-
-
-def _session(registered: fixes.Catalogue, target: str) -> tuple[str, ...]:
-    """What the environment takes out of every leg; says so, since it changes what a verdict means."""
-    variable, named = selection.of_session(registered)
-    reverted, still_in = selection.able(named, registered, target)
-    if still_in:
-        output.note(f"{variable}: {still_in}")
-    if reverted:
-        output.note(f"REVERT ACTIVE in every leg ({variable}): {', '.join(reverted)}")
-    return reverted
 
 
 @app.command()
@@ -286,7 +183,7 @@ def repro(
     case = _build_case(fix, {name: value for name, value in typed.items() if value is not None})
     device, root = resolve_device(device), project_root()
     code_base = resolve(target, root, release, source)
-    session = _session(registered, target)
+    session = run_cli.session_revert(registered, target)
     with Prover(registered, device=device, root=root, target=code_base, session=session) as prover:
         result = prover.prove(fix.id, case)
         environment = prover.environment if result.legs else {}

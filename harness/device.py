@@ -5,16 +5,45 @@ from __future__ import annotations
 import ctypes
 import os
 
+from harness import gpus
 from harness.errors import InfraError, UsageError
+
+_UUID_BYTES = 96  # NVML's own size for it
+
+
+def uuids() -> list[str]:
+    """``["GPU-8932f937-…", …]``, one a GPU that the driver shows, in NVML's order (by bus), whatever is visible.
+
+    NVML is asked, which creates no context. A GPU that does not answer is left out; no driver, no GPU.
+    """
+    return [uuid for uuid, _ in _installed()]
+
+
+def visible() -> list[str]:
+    """The entries of this process's CUDA_VISIBLE_DEVICES, one a GPU that it shows: see :mod:`harness.gpus`."""
+    return gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids())
 
 
 def compute_capabilities() -> list[str]:
-    """``["9.0", …]``, one a GPU that the driver shows (none: empty). NVML is asked, which creates no context.
+    """``["9.0", …]``, one a GPU that CUDA_VISIBLE_DEVICES shows, in its order (none: empty).
 
-    Empty, too, where CUDA_VISIBLE_DEVICES hides all of them. A GPU that does not answer is left out.
+    Where it can't be told which ones those are, that of every installed GPU: MIG devices, and an index on a machine of
+    different GPUs, which CUDA counts fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
-    if _hidden():
-        return []
+    capability = dict(_installed())
+    installed = list(capability)
+    in_order = len(set(capability.values())) <= 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    shown = []
+    for entry in gpus.visible(os.environ.get("CUDA_VISIBLE_DEVICES"), installed):
+        uuid = gpus.uuid(entry, installed) if in_order or entry.startswith("GPU-") else None
+        if uuid is None:
+            return list(capability.values())
+        shown.append(capability[uuid])
+    return shown
+
+
+def _installed() -> list[tuple[str, str]]:
+    """(UUID, compute capability) of every GPU."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -24,20 +53,20 @@ def compute_capabilities() -> list[str]:
     count = ctypes.c_uint()
     found = []
     if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
-        for index in range(count.value):
-            handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-                continue
-            if nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0:
-                found.append(f"{major.value}.{minor.value}")
+        found = [gpu for index in range(count.value) if (gpu := _gpu(nvml, index))]
     nvml.nvmlShutdown()
     return found
 
 
-def _hidden() -> bool:
-    """CUDA takes the list up to the first entry that is no device."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible is not None and visible.partition(",")[0].strip() in ("", "-1")
+def _gpu(nvml: ctypes.CDLL, index: int) -> tuple[str, str] | None:
+    handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    uuid = ctypes.create_string_buffer(_UUID_BYTES)
+    failed = (
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        or nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES)
+        or nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+    )
+    return None if failed else (uuid.value.decode(), f"{major.value}.{minor.value}")
 
 
 def resolve_device(asked: str) -> str:
@@ -46,9 +75,11 @@ def resolve_device(asked: str) -> str:
         raise UsageError(f"--device {asked!r}: must be auto, cpu or cuda")
     if asked == "cpu":
         return "cpu"
-    if compute_capabilities():
+    if visible():
         return "cuda"
     if asked == "auto":
         return "cpu"
-    why = "CUDA_VISIBLE_DEVICES hides every GPU" if _hidden() else "no NVIDIA GPU is here"
+    why, listed = "no NVIDIA GPU is here", os.environ.get("CUDA_VISIBLE_DEVICES")
+    if installed := len(uuids()):
+        why = f"CUDA_VISIBLE_DEVICES={listed!r} shows none of the {installed} here"
     raise InfraError(f"--device cuda was asked for, but {why}; --device cpu runs the same kernels without")

@@ -6,18 +6,16 @@ one wrote. What lies outside the edits stays as it is, byte by byte.
 
 from __future__ import annotations
 
-import ast
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness import meaning
 from harness.errors import RottedError, UsageError
+from harness.outline import Region
 from harness.snippets import Pattern, Text, reindent
-from harness.targets import Region
-from harness.tokens import Language, Token, lex
+from harness.tokens import Language, lex
 
-_PARTNER = {")": "(", "]": "[", "}": "{"}
 _CONTINUES = frozenset({"elif", "else", "except", "finally"})
 
 
@@ -66,14 +64,22 @@ class _Splice:
     change: Change
 
 
-def apply(source: str, changes: Sequence[Change], *, language: Language = "python", name: str = "<source>") -> str:
+def apply(
+    source: str,
+    changes: Sequence[Change],
+    *,
+    language: Language = "python",
+    name: str = "<source>",
+    explain: bool = True,
+) -> str:
     """The text with all `changes` made. `name` is the file's name in errors.
 
     Raises RottedError, and changes nothing, if a match isn't found exactly once, if two changes overlap, if one is
-    already made or says nothing new, or if the result doesn't compile (C-like: its brackets don't balance).
+    already made or says nothing new, or if the result doesn't compile (C-like: its brackets don't balance). Looking for
+    what comes nearest to a match that isn't there takes a while: without `explain` the error doesn't say.
     """
     text = Text(source, language, name)
-    found = [(change, *_find(text, change)) for change in changes]
+    found = [(change, *_find(text, change, explain)) for change in changes]
     gone = {
         index
         for change, first, last in found
@@ -87,7 +93,7 @@ def apply(source: str, changes: Sequence[Change], *, language: Language = "pytho
     return result
 
 
-def _find(text: Text, change: Change) -> tuple[int, int]:
+def _find(text: Text, change: Change, explain: bool) -> tuple[int, int]:
     """The first and last token index of the one place where the edit matches."""
     pattern = Pattern.of(change.edit.match, text.language)
     if not pattern.tokens:
@@ -99,6 +105,8 @@ def _find(text: Text, change: Change) -> tuple[int, int]:
         lines = ", ".join(str(text.line(first)) for first, _ in places)
         times = f"appears {len(places)} times in {text.name}"
         raise change.rotted(f"match {pattern} {times}: lines {lines}; make it longer")
+    if not explain:
+        raise change.rotted(f"match {pattern} isn't in {text.name}")
     message = f"match {pattern} isn't in {text.name}{text.nearest(pattern, change.regions)}"
     other = text.find(pattern, ((0, len(text.source)),))
     if other:
@@ -215,58 +223,24 @@ def _check(text: Text, result: str, splices: Sequence[_Splice]) -> None:
     """Refuse a result that doesn't compile, and any single change that changes nothing."""
     fixes = ", ".join(dict.fromkeys(splice.change.fix for splice in splices))
     target = ", ".join(dict.fromkeys(splice.change.target for splice in splices))
-    if text.language == "c" and (lone := _unbalanced(result)) and _unbalanced(text.source) is None:
+    if text.language == "c" and (lone := meaning.unbalanced(result)) and meaning.unbalanced(text.source) is None:
         raise RottedError(f"{text.name} has an unpaired {lone} after the edit", fix=fixes, target=target)
-    if text.language == "c" and _net(result) != _net(text.source):
+    if text.language == "c" and meaning.brackets(result) != meaning.brackets(text.source):
         raise RottedError(f"the edit unbalances the brackets of {text.name}", fix=fixes, target=target)
     try:
-        old, new = (_meaning(source, text.language) for source in (text.source, result))
+        old, new = (meaning.read(source, text.language) for source in (text.source, result))
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error)
         hint = "; append after a block's first line must be indented itself" if "indented block" in what else ""
         message = f"{text.name} doesn't compile after the edit{line}: {what}{hint}"
         raise RottedError(message, fix=fixes, target=target) from None
+    is_same = meaning.same(new, old)
     for splice in splices:
         replaced = text.source[splice.start : splice.end]
-        if _words(splice.text, text.language) == _words(replaced, text.language) and (
-            new == old or _meaning(_join(text, [splice]), text.language) == old
+        if meaning.words(splice.text, text.language) == meaning.words(replaced, text.language) and (
+            is_same or meaning.same(meaning.read(_join(text, [splice]), text.language), old)
         ):
             raise splice.change.rotted(f"the edit changes nothing: {text.name}, line {text.line_of(splice.start)}")
-    if new == old:
+    if is_same:
         raise RottedError(f"the edits change nothing in {text.name}", fix=fixes, target=target)
-
-
-def _meaning(source: str, language: Language) -> object:
-    """What a source says, without how it looks. Raises SyntaxError or ValueError if it says nothing."""
-    if language == "c":
-        return _words(source, language)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = ast.parse(source)
-        compile(tree, "<edited>", "exec", dont_inherit=True)
-    return ast.dump(tree)
-
-
-def _words(source: str, language: Language) -> list[tuple[str, str]]:
-    return [token.key for token in lex(source, language).tokens if not token.optional]
-
-
-def _unbalanced(source: str) -> str | None:
-    """The first bracket of a C-like source that has no partner, with its line."""
-    open_at: list[Token] = []
-    for token in lex(source, "c").tokens:
-        if token.kind == "op" and token.text in ("(", "[", "{"):
-            open_at.append(token)
-        elif (
-            token.kind == "op"
-            and token.text in _PARTNER
-            and (not open_at or open_at.pop().text != _PARTNER[token.text])
-        ):
-            return f"`{token.text}` on line {source.count(chr(10), 0, token.start) + 1}"
-    return f"`{open_at[-1].text}` on line {source.count(chr(10), 0, open_at[-1].start) + 1}" if open_at else None
-
-
-def _net(source: str) -> list[int]:
-    texts = [token.text for token in lex(source, "c").tokens if token.kind == "op"]
-    return [texts.count(opening) - texts.count(closing) for closing, opening in _PARTNER.items()]

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from harness import runlog
 from harness.diagnosis import Record, is_finding
 from harness.errors import UsageError
 
@@ -38,6 +39,7 @@ PACE_CASES = 8  # fewer say nothing of the pace of a night
 NIGHTS = 14
 _NEEDED = {"regression", "fix", "blames", "case", "backend", "target", "device", "tells", "verdict", "reason", "legs"}
 _NOT_COMPARED = ("target", "target_version")
+_NOT_SAID = ("sources",)  # the commit says it to a reader
 
 
 class Key(NamedTuple):
@@ -61,14 +63,18 @@ class Night:
         """All its cases. Raises UsageError where one is in it twice."""
         found: dict[Key, dict[str, Any]] = {}
         for document in self.documents:
-            version = str(document["environment"].get("target_version") or "")
             for row in document["results"]:
-                key = Key(row["target"], version, *(row[name] for name in Key._fields[2:]))
+                key = _key(document, row)
                 if key in found:
                     where = f"{key.target} {key.version}".strip()
                     raise UsageError(f"{self.name}: {key.fix} on {key.case} ({where}, {key.device}) is in it twice")
                 found[key] = row
         return found
+
+
+def _key(document: dict[str, Any], row: Record) -> Key:
+    version = str(document["environment"].get("target_version") or "")
+    return Key(row["target"], version, *(row[name] for name in Key._fields[2:]))
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ class History:
 
 def read_night(paths: Sequence[Path], name: str = "") -> Night:
     """One night of these files. Raises UsageError for what is no matrix."""
-    return Night(name or (paths[0].stem if paths else ""), tuple(_document(path) for path in paths))
+    return Night(name or (paths[0].stem if paths else ""), tuple(read_document(path) for path in paths))
 
 
 def read_baseline(where: Path, but: Iterable[Path] = ()) -> list[Night]:
@@ -133,11 +139,42 @@ def read_baseline(where: Path, but: Iterable[Path] = ()) -> list[Night]:
     return nights
 
 
+def records(nights: Iterable[Night], target: str, device: str) -> Iterator[Record]:
+    """Of one code base and device, the last night's last."""
+    for night in nights:
+        for document in night.documents:
+            yield from (row for row in document["results"] if (row["target"], row["device"]) == (target, device))
+
+
+def like(night: Night, earlier: Sequence[Night], fixes: Collection[str], *, whole: bool) -> list[Night]:
+    """Of earlier nights, the cases that this one might have: of these fixes, on its code base and device.
+
+    A part of a run (not ``whole``) might have those only that it has.
+    """
+    mine = night.records()
+    places = {(key.target, key.version, key.device) for key in mine}
+
+    def kept(document: dict[str, Any], row: Record) -> bool:
+        key = _key(document, row)
+        return key in mine if not whole else row["fix"] in fixes and (key.target, key.version, key.device) in places
+
+    return [
+        Night(
+            old.name,
+            tuple({**each, "results": [row for row in each["results"] if kept(each, row)]} for each in old.documents),
+        )
+        for old in earlier
+    ]
+
+
 def _natural(path: Path) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", path.name)]
 
 
-def _document(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
+    """A matrix, or the log of a run as one. Raises UsageError for what is neither."""
+    if path.suffix == ".jsonl":
+        return runlog.document(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,6 +184,8 @@ def _document(path: Path) -> dict[str, Any]:
     whole = isinstance(found, dict) and found.get("schema_version") == 1
     if not whole or not isinstance(found.get("results"), list) or not isinstance(found.get("environment"), dict):
         raise UsageError(f"{path} is no matrix: must be what `unfix run --json` writes, schema_version 1")
+    if not isinstance(found.get("incomplete", []), list):
+        raise UsageError(f"{path}: incomplete must be a list of sentences")
     for at, row in enumerate(found["results"]):
         if lacking := sorted(_NEEDED - set(row)):
             raise UsageError(f"{path}: results[{at}] has no {lacking[0]}")
@@ -227,7 +266,7 @@ def _environments(last: Night, now: Night) -> Iterable[str]:
         same = [old for old in same if all(old.get(name) == here.get(name) for name in _NOT_COMPARED)]
         for old in same[:1]:
             for name in dict.fromkeys([*old, *here]):
-                if old.get(name) != here.get(name):
+                if old.get(name) != here.get(name) and name not in _NOT_SAID:
                     yield f"{name}: {old.get(name)} before, {here.get(name)} now"
     then, here_out = _reverted(last), _reverted(now)
     if then != here_out:

@@ -1,8 +1,9 @@
 """The HTML report: one night, and what changed since those before it, as one file that needs no network and no script.
 
-What is on it, in this order: whether to worry (one line, coloured, in words, too), how many cases got which verdict,
-what each finding amounts to, what changed since last night; then fix x backend x case. A case opens to its legs, what
-they printed, its memory map (:mod:`harness.memory_map`), what was taken out as a diff, and the command to run it again.
+What is on it, in this order: whether to worry (one line, coloured, in words, too), what did not run, how many cases got
+which verdict, what each finding amounts to, what changed since last night (:mod:`harness.digest`); then fix x backend x
+case. A case opens to its legs, what they printed, its memory map (:mod:`harness.memory_map`), what was taken out as a
+diff, and the command to run it again.
 
 Everything that a run captured is escaped, and control characters are spelt out: what a dying process prints must not
 change what a report says. Pure: documents in, text out.
@@ -12,17 +13,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness import diagnosis, history, memory_map, memory_svg, report
-from harness.diagnosis import Diagnosis
+from harness import diagnosis, digest, history, memory_map, memory_svg, plain, report
+from harness.digest import Digest
+from harness.extras import NOTHING, Extras
 from harness.history import Change, History, Key, Night
 
 SCRIPT = """\
@@ -39,37 +39,16 @@ for (const button of document.querySelectorAll("button.copy")) {
   });
 }
 """
-CHANGES = {
-    "broken": "Newly broken", "changed": "Broken in another way", "still": "Still broken", "unproved": "No longer run",
-    "gone": "Gone", "flaky": "Flaky", "slower": "Slower", "proved": "Newly proved", "new": "New",
-}  # fmt: skip
 _SHOWN = 8  # cases named in a line of what changed
-_STATES = {"infra": "infra", "stale": "rotted", "rotted": "rotted", "unproved": "infra"}  # all others: a finding
-# what a terminal, or a reader's eye, takes for more than a character: C0 but tab and newline, C1, bidi, lone surrogates
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What a checkout adds to the documents. Keys of diffs: (target, version, fix); a note where there is no diff."""
-
-    diffs: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    notes: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    commands: Mapping[Key, str] = field(default_factory=dict)
 
 
 def visible(value: Any) -> Any:
-    """Control characters as ``\\x1b``; for all that the template puts out."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], value)
+    """For all that the template puts out."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else plain.visible(value)
 
 
-def render(night: Night, since: History, extras: Extras = Extras()) -> str:
+def render(told: Digest, extras: Extras = NOTHING) -> str:
     """The page. Raises UsageError where a case is in the night twice."""
-    records = night.records()
-    rows = list(records.values())
-    found = diagnosis.diagnose(rows)
     environment = Environment(
         loader=PackageLoader("harness", "."),
         autoescape=True,
@@ -78,81 +57,50 @@ def render(night: Night, since: History, extras: Extras = Extras()) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    script_digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
         script=Markup(SCRIPT),
-        script_digest=digest,
-        night=night.name,
-        state=state(rows, found),
-        headline=headline(rows, found),
-        findings=[(each, _STATES.get(each.kind, "finding"), _since(each.fix, records, since)) for each in found],
-        cases=len(rows),
-        counts=report.counts(rows),
-        blind=sum(row["verdict"] == "proved" and not row["tells"] for row in rows),
-        reverted=sorted({fix for document in night.documents for fix in document.get("session_reverted", ())}),
-        since=since,
-        changes=[(CHANGES[kind], kind, _lines(since.of(kind)), len(since.of(kind))) for kind in since.counts()],
-        sections=_sections(night, records, since, extras),
-        total=sum(history.seconds(row) for row in rows),
+        script_digest=script_digest,
+        told=told,
+        night=told.night.name,
+        cases=len(told.rows),
+        counts=report.counts(told.rows),
+        since=told.since,
+        findings=[(each, digest.tone(each), told.news(each.fix)) for each in told.found],
+        changes=[(told.title(kind), kind, _lines(told.since.of(kind)), n) for kind, n in told.since.counts().items()],
+        sections=_sections(told, extras),
+        total=sum(history.seconds(row) for row in told.rows),
     )
-
-
-def state(rows: Sequence[dict[str, Any]], found: Sequence[Diagnosis]) -> str:
-    """``well``, ``finding``, ``rotted`` or ``infra``: the colour of the page, by the worst finding."""
-    if not rows:
-        return "infra"
-    return _STATES.get(found[0].kind, "finding") if found else "well"
-
-
-def headline(rows: Sequence[dict[str, Any]], found: Sequence[Diagnosis]) -> str:
-    if not rows:
-        return "Nothing ran"
-    if not found:
-        return "All well"
-    more = f" and {len(found) - 1} more" if found[1:] else ""
-    return f"{found[0].word}: {found[0].fix}{more}"
-
-
-def _since(fix: str, records: Mapping[Key, dict[str, Any]], since: History) -> str:
-    """Whether the findings about a fix are news: ``22 newly broken, 3 still broken``."""
-    kinds = Counter(
-        change.kind for change in since.changes if change.key in records and records[change.key]["blames"] == fix
-    )
-    return ", ".join(f"{kinds[kind]} {CHANGES[kind].lower()}" for kind in ("broken", "changed", "still") if kinds[kind])
 
 
 def _lines(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Changes of one kind, those of one fix that went the same way in one line; each case says more of itself."""
-    groups: dict[tuple[str, ...], list[Change]] = {}
-    for change in changes:
-        where = f"{change.key.target} {change.key.version}".strip()
-        said = "" if change.detail else f"{change.was or 'absent'} → {change.now or 'absent'}"
-        groups.setdefault((change.key.fix, where, said), []).append(change)
+    """Changes of one kind, a line each; a line opens to its cases."""
     return [
         {
-            "fix": fix, "where": where, "said": said or group[0].detail,
-            "count": len(group), "more": len(group) - _SHOWN,
-            "cases": [(each.key.case, _anchor(each.key), each.now is not None, each.detail) for each in group[:_SHOWN]],
+            "fix": line.fix, "where": line.where, "text": line.text, "more": len(line.changes) - _SHOWN,
+            "cases": [
+                (each.key.case, _anchor(each.key), each.now is not None, each.detail)
+                for each in line.changes[:_SHOWN]
+            ],
         }
-        for (fix, where, said), group in groups.items()
+        for line in digest.grouped(changes)
     ]  # fmt: skip
 
 
-def _sections(
-    night: Night, records: Mapping[Key, dict[str, Any]], since: History, extras: Extras
-) -> list[dict[str, Any]]:
+def _sections(told: Digest, extras: Extras) -> list[dict[str, Any]]:
     """One for each code base and device; the groups (fix x backend) with findings come first."""
     changed: dict[Key, list[Change]] = {}
-    for change in since.changes:
+    for change in told.since.changes:
         changed.setdefault(change.key, []).append(change)
     sections: dict[tuple[str, str, str], dict[tuple[str, str], list[dict[str, Any]]]] = {}
-    for key, record in records.items():
+    for key, record in told.records.items():
         groups = sections.setdefault((key.target, key.version, key.device), {})
-        groups.setdefault((key.fix, key.backend), []).append(_case(key, record, changed.get(key, []), since, extras))
+        case = _case(key, record, changed.get(key, []), told.since, extras)
+        groups.setdefault((key.fix, key.backend), []).append(case)
     return [
         {
             "title": f"{target} {version}".strip(), "device": device,
-            "environment": _environment(night, target, version),
+            "environment": _environment(told.night, target, version),
             "groups": sorted(
                 (_group(fix, backend, cases) for (fix, backend), cases in groups.items()),
                 key=lambda group: (not group["findings"], group["fix"], group["backend"]),
@@ -198,7 +146,7 @@ def _case(
         "record": record,
         "finding": diagnosis.is_finding(record),
         "seconds": history.seconds(record),
-        "changes": [(CHANGES[change.kind], change.kind, change.detail) for change in changes],
+        "changes": [(digest.CHANGES[change.kind], change.kind, change.detail) for change in changes],
         "strip": since.strips.get(key, ()),
         "legs": [_leg(leg, want) for leg, want in zip(record["legs"], declared, strict=False)],
         "maps": [(each, memory_svg.draw(each)) for each in memory_map.maps(record)],

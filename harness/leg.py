@@ -17,6 +17,7 @@ import json
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,15 +56,17 @@ def run_directory(directory: str) -> None:
 
 
 def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, Any]:
-    """Run one leg in this process. Returns ``{"raised", "wrong", "hits", "facts", "watched"}``.
+    """Run one leg in this process. Returns ``{"raised", "wrong", "hits", "facts", "watched", "seconds"}``.
 
-    ``watched`` is how many allocations the detector saw: where it saw none, no hits say nothing.
+    ``watched`` is how many allocations the detector saw: where it saw none, no hits say nothing. ``seconds`` has how
+    long it took to import the code under test, to run it, and to check memory.
     """
     import torch
 
     from harness import memory
     from harness.reach import Reach, Target
 
+    laps = _Laps()
     torch.set_num_threads(1)  # libgomp's pool does not survive a fork, and legs already run side by side
     report: dict[str, Any] = {"raised": None, "wrong": None, "hits": [], "facts": {}, "watched": 0}
     detector = memory.DETECTORS[request["detector"]](zone_bytes=request["zone_bytes"])
@@ -71,6 +74,7 @@ def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, A
         try:
             module, _, name = request["entry"].partition(":")
             entry = getattr(importlib.import_module(module), name)
+            laps.end("import")
             with detector:
                 try:
                     report["facts"] = entry(request["params"], request["device"]) or {}
@@ -80,10 +84,24 @@ def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, A
                     torch.cuda.synchronize()  # a leg is not clean before the device says so
         except (Exception, SystemExit) as error:  # code under test that exits has failed like any other
             report["raised"] = _describe(error)
+        laps.end("run")
         report["watched"] = len(detector.allocations)
         with _or_keep_first(report):
             report["hits"] = [hit.as_dict() for hit in detector.check()]
-    return report
+    laps.end("check")
+    return {**report, "seconds": laps}
+
+
+class _Laps(dict[str, float]):
+    """Seconds from the end of one phase to the end of the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._from = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        now = time.monotonic()
+        self[phase], self._from = round(now - self._from, 6), now
 
 
 @contextlib.contextmanager

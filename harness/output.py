@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from harness import report
 from harness.errors import UsageError
@@ -43,7 +44,18 @@ def check_json(where: str | None) -> None:
 def write_json(where: str, document: dict[str, Any], say: Callable[[str], None] = print) -> None:
     """Write to a file, whole or not at all, and note it; `-` is stdout. Raises InfraError."""
     if where == "-":
-        say(json.dumps(document, indent=1))
+        # what GitHub's runner takes for a command, in a log
+        say(json.dumps(document, indent=1).replace("##[", "#\\u0023["))
     else:
         report.write_json(Path(where), document)
         note(f"wrote {where}")
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        reader_gone()
+
+
+def console() -> Console:
+    """Stdout, for tables; a file or a pipe gets lines as long as they need to be."""
+    return _Console(highlight=False, width=None if sys.stdout.isatty() else 180)

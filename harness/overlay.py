@@ -13,12 +13,14 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.edits import Change, Reversal, apply
+from harness.cache import cache_dir
+from harness.edits import Reversal
 from harness.errors import InfraError, RottedError
+from harness.pieces import join, pieces
 from harness.targets import Location, locate
 
 _FORMAT = b"unfix overlay 1\0"
@@ -62,13 +64,8 @@ def plan(reversals: Iterable[Reversal], roots: Sequence[Path | str] = ()) -> Pla
     result: Plan = {}
     for file, items in located.items():
         first = items[0][1]
-        changes = [
-            Change(edit, location.regions, reversal.fix, reversal.target)
-            for reversal, location in items
-            for edit in reversal.edits
-        ]
         source = first.source
-        text = apply(source.text, changes, language=first.language, name=first.relpath.as_posix())
+        text = join(source.text, pieces(items))
         fixes = tuple(dict.fromkeys(reversal.fix for reversal, _ in items))
         try:
             new = source.encode(text)
@@ -90,30 +87,6 @@ def diff(plan: Plan) -> str:
         for line in difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + path, b"b/" + path):
             parts.append(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n")
     return b"".join(parts).decode("utf-8", "replace")
-
-
-def cache_dir() -> Path:
-    """The per-user cache: $UNFIX_CACHE, else $XDG_CACHE_HOME/unfix, else ~/.cache/unfix. Made if need be, mode 0700.
-
-    Raises InfraError if it can't be made, or if others own it or may write to it: code is run from there.
-    """
-    if named := os.environ.get("UNFIX_CACHE"):
-        cache = Path(named)
-    elif home := os.environ.get("XDG_CACHE_HOME"):
-        cache = Path(home) / "unfix"
-    else:
-        cache = Path.home() / ".cache" / "unfix"
-    cache = cache.absolute()
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = cache.stat()
-    except OSError as error:
-        raise InfraError(f"can't make the cache {cache}: {error.strerror}; set UNFIX_CACHE to a directory") from None
-    if status.st_uid != os.getuid():
-        raise InfraError(f"the cache {cache} belongs to user {status.st_uid}, not to you: set UNFIX_CACHE to your own")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InfraError(f"others may write to the cache {cache}: chmod go-w it, or set UNFIX_CACHE to another")
-    return cache
 
 
 def build(plan: Plan) -> Path | None:
@@ -144,66 +117,74 @@ def build(plan: Plan) -> Path | None:
     return final
 
 
-def _links(files: Sequence[EditedFile]) -> dict[Path, Path]:
-    """What the overlay links to: relative path -> original, for all siblings on the way down to the edited files."""
-    edited = {file.relpath for file in files}
-    ways = {parent: file.root / parent for file in files for parent in file.relpath.parents if parent != Path(".")}
+_Links = dict[str, str]  # a path below the overlay -> what it links to
+
+
+def _links(files: Sequence[EditedFile]) -> _Links:
+    """All siblings on the way down to the edited files."""
+    edited, ways = {str(file.relpath) for file in files}, _ways(files)
     links = {}
     for way, original in ways.items():
-        for name in sorted(os.listdir(original)):
-            below = way / name
+        for name in os.listdir(original):
+            below = f"{way}/{name}"
             if name != "__pycache__" and below not in edited and below not in ways:
-                links[below] = original / name
+                links[below] = f"{original}/{name}"
     return links
 
 
-def _digest(files: Sequence[EditedFile], links: dict[Path, Path]) -> str:
+def _ways(files: Sequence[EditedFile]) -> dict[str, str]:
+    """The folders that an overlay has of its own: path below it -> the original."""
+    folders = {(file.root, parent) for file in files for parent in file.relpath.parents if parent != Path(".")}
+    return {str(parent): str(root / parent) for root, parent in folders}
+
+
+def _digest(files: Sequence[EditedFile], links: _Links) -> str:
     digest = hashlib.sha256(_FORMAT)
     for file in files:
         for part in (os.fsencode(file.root), os.fsencode(file.relpath), file.new):
             digest.update(len(part).to_bytes(8, "little") + part)
-    for below, original in sorted(links.items()):
-        digest.update(os.fsencode(below) + b"\0" + os.fsencode(original) + b"\0")
+    digest.update(b"".join(os.fsencode(f"{below}\0{original}\0") for below, original in sorted(links.items())))
     return digest.hexdigest()
 
 
-def _fill(directory: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> None:
+def _fill(directory: Path, files: Sequence[EditedFile], links: _Links) -> None:
     for file in files:
         copy = directory / file.relpath
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         copy.write_bytes(file.new)
     for below, original in links.items():
-        (directory / below).symlink_to(original)
+        os.symlink(original, f"{directory}/{below}")
 
 
-def _is_whole(directory: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> bool:
+def _is_whole(directory: Path, files: Sequence[EditedFile], links: _Links) -> bool:
     """Whether an overlay of this name is there and nobody took anything from it, such as a cleaner, or put any in."""
     try:
         status = directory.lstat()
         if status.st_uid != os.getuid():
             raise InfraError(f"the overlay {directory} belongs to another user: remove it")
-        ways = {parent for file in files for parent in file.relpath.parents if parent != Path(".")}
         return (
             stat.S_ISDIR(status.st_mode)
-            and _entries(directory) == {*ways, *links, *(file.relpath for file in files)}
+            and set(_entries(str(directory))) == {*_ways(files), *links, *(str(file.relpath) for file in files)}
             and all((directory / file.relpath).read_bytes() == file.new for file in files)
-            and all(os.readlink(directory / below) == os.fspath(original) for below, original in links.items())
+            and all(os.readlink(f"{directory}/{below}") == original for below, original in links.items())
         )
     except OSError:
         return False
 
 
-def _entries(directory: Path) -> set[Path]:
+def _entries(directory: str, below: str = "") -> Iterator[str]:
     """All that is in an overlay, but for what Python compiles there; links are not followed."""
-    found: set[Path] = set()
-    for folder, folders, names in os.walk(directory):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        below = Path(folder).relative_to(directory)
-        found |= {below / name for name in (*folders, *names)}
-    return found
+    with os.scandir(f"{directory}/{below}") as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name != "__pycache__":
+                    yield f"{below}{entry.name}"
+                    yield from _entries(directory, f"{below}{entry.name}/")
+            else:
+                yield f"{below}{entry.name}"
 
 
-def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: dict[Path, Path]) -> None:
+def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: _Links) -> None:
     """Rename into place. Another process may be first: then its overlay is as good as ours."""
     for _ in range(3):
         try:

@@ -11,33 +11,36 @@ fixes out, what it must with them in.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import code_base, fixes, selection
+from harness import code_base, fixes, history, selection, shards, workers
 from harness import report as reports
 from harness.case import Case
 from harness.device import resolve_device
-from harness.errors import InfraError, UnfixError, UsageError
+from harness.errors import UnfixError, UsageError
 from harness.prover import Prover, Result
+from harness.recorder import Recorder, facts
 from harness.sandbox import Servers
 from harness.verdict import Verdict
 
 servers = pytest.StashKey[Servers]()  # for another plugin that has legs run in a way of its own
-_records = pytest.StashKey[list[dict[str, Any]]]()
+_record = pytest.StashKey[dict[str, Any]]()  # of a test's case
 _environment = pytest.StashKey[dict[str, Any]]()
+_recorder = pytest.StashKey[Recorder]()
+_shard = pytest.StashKey["shards.Shard | None"]()
+_durations = pytest.StashKey[Mapping[str, float]]()
+_done = pytest.StashKey[frozenset[str]]()
 _catalogue = pytest.StashKey[fixes.Catalogue]()
-_session_revert = pytest.StashKey[tuple[str, ...]]()
+_session_revert = pytest.StashKey[Sequence[str]]()
 _variable = pytest.StashKey[str]()
 _code_base = pytest.StashKey[code_base.CodeBase]()
-_selected = pytest.StashKey[tuple[str, ...]]()
+_selected = pytest.StashKey[Sequence[str]]()
 _still_in = pytest.StashKey[str]()
-_complaint = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,26 +57,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--unfix-select", default="", metavar="SEL", help="only tests of these fixes: 27338, 27338:topk-factor, …"
     )
     group.addoption("--unfix-json", default="", metavar="FILE", help="write the matrix as JSON")
+    group.addoption("--unfix-log", default="", metavar="FILE", help="write a JSON line a case, as it ends")
+    group.addoption("--unfix-resume", action="store_true", help="go on from what --unfix-log's file has")
+    group.addoption("--unfix-shard", default="", metavar="I/N", help="only the I-th of N parts")
+    group.addoption(
+        "--unfix-durations", default="", metavar="FILE|DIR", help="earlier matrices: parts of about the same length"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fix(id): the fix that this regression is about")
     config.addinivalue_line("markers", "cases(of=build): build(device) -> the cases of this regression, one test each")
-    config.stash[_records] = []
+    workers.settle(config)
+    option, stash = config.option, config.stash
     try:
-        config.stash[_catalogue] = fixes.load(config.rootpath / "toggles")
-        config.stash[_variable], session = selection.of_session(config.stash[_catalogue])
-        config.stash[_selected] = selection.parse(
-            config.option.unfix_select, config.stash[_catalogue], source="--unfix-select"
+        stash[_catalogue] = fixes.load(config.rootpath / "toggles")
+        stash[_variable], session = selection.of_session(stash[_catalogue])
+        stash[_selected] = selection.parse(option.unfix_select, stash[_catalogue], source="--unfix-select")
+        option.unfix_device = resolve_device(option.unfix_device)
+        stash[_code_base] = code_base.resolve(
+            option.unfix_target, config.rootpath, option.unfix_release, option.unfix_source
         )
-        config.option.unfix_device = resolve_device(config.option.unfix_device)
-        config.stash[_code_base] = code_base.resolve(
-            config.option.unfix_target, config.rootpath, config.option.unfix_release, config.option.unfix_source
-        )
-        config.stash[_session_revert], config.stash[_still_in] = _able(config, session)
+        stash[_session_revert], stash[_still_in] = _able(config, session)
+        stash[_shard] = shards.parse(option.unfix_shard)
+        stash[_durations] = _recorded(config) if stash[_shard] and option.unfix_durations else {}
+        stash[_done] = workers.done(config) if workers.is_worker(config) else _record_here(config)
     except UnfixError as error:
         # pytest's own way to end with one line and its usage code instead of a traceback
         raise pytest.UsageError(f"unfix: {error}") from error
+
+
+def _recorded(config: pytest.Config) -> Mapping[str, float]:
+    """How long the tests took in earlier nights, on this code base and device."""
+    nights = history.read_baseline(Path(config.option.unfix_durations))
+    return shards.durations(history.records(nights, code_base_of(config).name, config.option.unfix_device))
+
+
+def _record_here(config: pytest.Config) -> frozenset[str]:
+    """Register what only the process has that a run was started in. Returns the tests that its log has already."""
+    stash, target = config.stash, code_base_of(config)
+    run = facts(
+        config.rootpath, target, config.option.unfix_device, stash[_selected], stash[_session_revert], stash[_shard]
+    )
+    recorder = stash[_recorder] = Recorder(config.option, run)
+    config.pluginmanager.register(recorder)
+    config.pluginmanager.register(
+        workers.Workers(config.option.unfix_device, sorted(recorder.done), slow=bool(target.preload))
+    )
+    return recorder.done
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -125,38 +156,34 @@ def _able(config: pytest.Config, ids: Sequence[str]) -> tuple[tuple[str, ...], s
     return selection.able(ids, config.stash[_catalogue], code_base_of(config).name)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the selected fixes; where none is selected, all but those that the target can't undo."""
+    """Keep what this process is to run: of the selected fixes, of this shard, and not yet in the log."""
     selected = config.stash[_selected]
+    # where none is selected, all but those that the target can't undo
     wanted = selected or _able(config, config.stash[_catalogue].ids)[0]
-    marked = [(item, item.get_closest_marker("fix")) for item in items]
-    kept = [item for item, marker in marked if (marker.args[0] in wanted if marker else not selected)]
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A fork server has imported the code base of one selection: cases that need the same ones stay on one worker."""
-    if not code_base_of(config).preload:
-        return None
-    from xdist.scheduler import LoadScopeScheduling
-
-    # on a GPU there are many cases, and cores for the servers of two workers
-    shares = 2 if config.option.unfix_device == "cuda" else 1
-
-    class ByTest(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return f"{nodeid.partition('[')[0]}/{zlib.crc32(nodeid.encode()) % shares}"
-
-    return ByTest(config, log)
+    fix_of = {item.nodeid: marker.args[0] for item in items if (marker := item.get_closest_marker("fix"))}
+    kept = [item.nodeid for item in items if (fix_of[item.nodeid] in wanted if item.nodeid in fix_of else not selected)]
+    facts = None
+    if shard := config.stash[_shard]:
+        unit = workers.together if code_base_of(config).preload else str
+        parts = shards.cut(kept, shard.of, config.stash[_durations], unit)
+        kept, facts = parts[shard.index - 1], shards.facts(shard, parts)
+    left = {nodeid for nodeid in kept if nodeid not in config.stash[_done]}
+    if len(left) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in left])
+        items[:] = [item for item in items if item.nodeid in left]
+    cases = len(left & set(fix_of))
+    if workers.is_worker(config):
+        config.workeroutput["unfix"] = {"cases": cases, "shard": facts}  # type: ignore[attr-defined]
+    else:
+        config.stash[_recorder].collected(cases, facts)
 
 
 @pytest.fixture(scope="session")
 def prover(pytestconfig: pytest.Config) -> Iterator[Prover]:
     """One fork server for this worker, on the device of the session."""
-    session: tuple[str, ...] = pytestconfig.stash[_session_revert]
+    session: Sequence[str] = pytestconfig.stash[_session_revert]
     catalogue = pytestconfig.stash[_catalogue]
     prover = Prover(
         _without_legs(catalogue) if _is_plain(pytestconfig) else catalogue,
@@ -177,14 +204,14 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
     assert marker is not None, f"{request.node.nodeid} needs @pytest.mark.fix(…)"
 
     def check(case: Case) -> Result:
-        if any(name == "unfix" for name, _ in request.node.user_properties):
+        if _record in request.node.stash:
             pytest.fail("unfix: prove was called twice: make each case a test of its own", pytrace=False)
         result = prover.prove(marker.args[0], case)
         if _is_plain(request.config) and result.verdict.kind == "vacuous":
             result = _passed(result)
-        request.node.user_properties.append(("unfix", result.as_dict()))
-        if result.legs:
-            request.node.user_properties.append(("unfix-environment", prover.environment))
+        request.node.stash[_record] = result.as_dict()
+        request.node.stash[_environment] = prover.environment if result.legs else {}
+        request.node.user_properties += _properties(result)
         if result.verdict.kind == "skipped":
             pytest.skip(result.verdict.reason or "")
         if result.verdict.kind != "proved":
@@ -192,6 +219,17 @@ def prove(request: pytest.FixtureRequest, prover: Prover) -> Callable[[Case], Re
         return result
 
     return check
+
+
+def _properties(result: Result) -> list[tuple[str, str]]:
+    """What JUnit XML says of a case."""
+    said = {
+        "fix": result.fix, "blames": result.verdict.fix, "verdict": result.verdict.kind,
+        "tells": str(result.case.tells).lower(), "backend": result.case.backend, "target": result.target,
+        "device": result.device, "outcomes": " > ".join(leg.outcome for leg in result.legs),
+        "reason": result.verdict.reason or "",
+    }  # fmt: skip
+    return [(f"unfix.{name}", value) for name, value in said.items() if value]
 
 
 def _is_plain(config: pytest.Config) -> bool:
@@ -212,83 +250,13 @@ def _passed(result: Result) -> Result:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A test of a fix that passes without a verdict has proved nothing."""
+    """Give the report its case's record; a test of a fix that passes without one has proved nothing."""
     made: Any = yield
-    marker = item.get_closest_marker("fix")
-    silent = marker and made.when == "call" and not any(name == "unfix" for name, _ in item.user_properties)
-    if marker and silent and made.passed:
+    if made.when != "call" or (marker := item.get_closest_marker("fix")) is None:
+        return made
+    if record := item.stash.get(_record, None):
+        made.unfix, made.unfix_environment = record, item.stash[_environment]
+    elif made.passed:
         made.outcome = "failed"
         made.longrepr = f"unfix: this test is about {marker.args[0]} and never called prove: it proves nothing"
     return made
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Collect what workers (or this process) recorded: user properties travel with the report under xdist, too."""
-    if (config := _Controller.config) is None:
-        return
-    if report.when == "???" and report.failed:  # xdist's report of a worker that died
-        config.stash[_records].append(_lost(report.nodeid, config))
-    if report.when != "call":
-        return
-    for name, value in report.user_properties:
-        if name == "unfix":
-            config.stash[_records].append(value)  # type: ignore[arg-type]
-            _Controller.fixes[report.nodeid.partition("[")[0]] = value["fix"]  # type: ignore[index]
-        elif name == "unfix-environment" and value:
-            config.stash[_environment] = dict(value)  # type: ignore[arg-type, call-overload]
-
-
-def _lost(nodeid: str, config: pytest.Config) -> dict[str, Any]:
-    """The record of a case whose worker died: lost is not proved, and must not be missing either."""
-    test, _, case = nodeid.partition("[")
-    fix = _Controller.fixes.get(test, "unknown")
-    reason = f"the worker that ran {nodeid} was lost"
-    return {
-        "regression": fix.partition(":")[0], "fix": fix, "blames": fix, "case": case.rstrip("]"), "backend": "",
-        "target": config.option.unfix_target, "device": config.option.unfix_device, "tells": False,
-        "verdict": "infra", "reason": reason, "legs": [],
-    }  # fmt: skip
-
-
-class _Controller:
-    """pytest gives pytest_runtest_logreport no config: the process that writes the matrix keeps its own here."""
-
-    config: pytest.Config | None = None
-    fixes: dict[str, str] = {}  # of tests seen so far: a lost worker's report names its test only
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    _Controller.config = None if hasattr(session.config, "workerinput") else session.config
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    config = session.config
-    if _Controller.config is not config:
-        return
-    records: list[dict[str, Any]] = config.stash[_records]
-    if session.exitstatus == pytest.ExitCode.OK and records and all(row["verdict"] == "skipped" for row in records):
-        config.stash[_complaint] = "every case was skipped: nothing is proved"
-        session.exitstatus = InfraError.exit_code
-    if not config.option.unfix_json:
-        return
-    seen: dict[str, Any] = config.stash.get(_environment, {})
-    environment = seen or {"target": config.option.unfix_target}
-    document = reports.matrix(environment, config.stash[_records], _reverted(config))
-    try:
-        reports.write_json(Path(config.option.unfix_json), document)
-    except InfraError as error:
-        config.stash[_complaint] = str(error)
-        session.exitstatus = error.exit_code
-
-
-def _reverted(config: pytest.Config) -> list[str]:
-    reverted: tuple[str, ...] = config.stash[_session_revert]
-    return list(reverted)
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if records := config.stash[_records]:
-        terminalreporter.write_line(reports.summary_line(records))
-    if complaint := config.stash.get(_complaint, None):
-        terminalreporter.write_line(f"unfix: {complaint}", red=True)

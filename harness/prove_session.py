@@ -46,9 +46,8 @@ class _Listener:
         test = self._tests.setdefault(report.nodeid, {"outcome": "passed", "why": "", "record": None})
         if _RANK[report.outcome] > _RANK[test["outcome"]]:
             test |= {"outcome": report.outcome, "why": _why(report)}
-        properties = dict(report.user_properties)
-        test["record"] = test["record"] or properties.get("unfix")
-        self._environment = self._environment or properties.get("unfix-environment") or {}  # type: ignore[assignment]
+        test["record"] = test["record"] or getattr(report, "unfix", None)
+        self._environment = self._environment or getattr(report, "unfix_environment", None) or {}
 
     def pytest_sessionfinish(self) -> None:
         document = {"environment": self._environment, "tests": self._tests}

@@ -5,6 +5,7 @@ Everything that runs is planned first: a reversal that does not apply is found b
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any
 from harness import outcome, overlay
 from harness.case import Case
 from harness.code_base import CodeBase, eagle_kv
+from harness.device import visible
 from harness.edits import Reversal
 from harness.errors import InfraError, RottedError
 from harness.fixes import Catalogue, Fix
@@ -22,9 +24,11 @@ from harness.outcome import Leg
 from harness.reach import Target
 from harness.sandbox import Request, Servers, installed
 from harness.targets import locate
+from harness.turns import turn
 from harness.variants import NotFixedError, State, choose, choose_forward, state
 from harness.verdict import Expected, Verdict, judge
 
+_Plan = tuple[tuple[str, ...], "Path | None", list[Target]]
 LEG_TIMEOUT = {"cpu": 240.0, "cuda": 480.0}  # seconds: the first leg of a kind pays its JIT build
 
 
@@ -107,6 +111,11 @@ class Prover:
             raise InfraError(f"--device {self.device} was asked for, but torch {facts['torch']} sees no such device")
         return {**facts, "target": self.target, "target_version": self.code_base.version}
 
+    @cached_property
+    def _gpu(self) -> str:
+        """The GPU that legs run on: the first that is visible."""
+        return next(iter(visible()), "") if self.device == "cuda" else ""
+
     def edits(self, reverted: Sequence[str], supplied: Sequence[str] = ()) -> overlay.Plan:
         """What a selection amounts to, file by file. Raises RottedError where a reversal does not apply.
 
@@ -150,7 +159,7 @@ class Prover:
         try:
             plans = [self._plan(out, list(involved)) for out in selections]
             _ = self.environment
-            legs = tuple(self._leg(case, *plan) for plan in plans)
+            legs = self._legs(case, plans)
         except RottedError as error:
             rotted = self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id), (), expected)
             return replace(rotted, fix_in=self._with_every_fix_in(case, list(involved)))
@@ -166,7 +175,7 @@ class Prover:
     def _with_every_fix_in(self, case: Case, involved: Sequence[str]) -> tuple[Leg, ...]:
         """The one leg that tells a fix that is gone from one that was only rewritten; none for an input that can't."""
         try:
-            return (self._leg(case, *self._plan((), involved)),) if case.tells and not self.session else ()
+            return self._legs(case, [self._plan((), involved)]) if case.tells and not self.session else ()
         except (RottedError, NotFixedError, InfraError):
             return ()
 
@@ -209,7 +218,7 @@ class Prover:
                 return f"needs the package {package}, which {sys.executable} does not have (pip install '.[gpu]')"
         return None
 
-    def _plan(self, out: Sequence[str], involved: Sequence[str]) -> tuple[tuple[str, ...], Path | None, list[Target]]:
+    def _plan(self, out: Sequence[str], involved: Sequence[str]) -> _Plan:
         """The fixes that are out in a leg, its overlay, and the places whose entry proves that it ran that."""
         reverted = tuple(name for name in self.catalogue.ids if name in {*self.session, *out})
         supplied = tuple(name for name in involved if name not in reverted and self._lacks(name))
@@ -227,6 +236,11 @@ class Prover:
             targets.append(Target(reversal.target, file, place.module or None, place.qualname, reversal.entered_by))
         return reverted, tree, targets
 
+    def _legs(self, case: Case, plans: Sequence[_Plan]) -> tuple[Leg, ...]:
+        legs = tuple(self._leg(case, *plan) for plan in plans)
+        self.servers.settle()  # before anything is believed
+        return legs
+
     def _leg(self, case: Case, reverted: tuple[str, ...], tree: Path | None, targets: list[Target]) -> Leg:
         request = Request(
             entry=case.entry.replace("{target}", self.target),
@@ -238,7 +252,10 @@ class Prover:
             zone_bytes=case.zone_bytes,
             timeout=LEG_TIMEOUT[self.device],
         )
-        ending = self.servers.run(tree, request)
+        with turn(self._gpu, case.device_bytes) if self._gpu else contextlib.nullcontext():
+            ending = self.servers.run(tree, request)
+            if case.device_bytes:
+                self.servers.settle()  # its memory is free before the next leg asks for as much
         stray = case.stray_given((ending.report or {}).get("facts", {}))
         return outcome.read(
             ending,

@@ -1,14 +1,25 @@
-"""The pytest command line that runs the regressions, for every command that does."""
+"""The pytest that runs the regressions, for every command that does: its command line, and its process."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from harness.code_base import CodeBase
+from harness.device import visible
 from harness.errors import UsageError
+from harness.trial import kill_session
+
+_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec is no time for it
+_PR_SET_PDEATHSIG = 1
+_ENDING = 20.0  # seconds that an interrupted pytest has to write down what it knows
 
 
 def command(
@@ -39,4 +50,28 @@ def workers(jobs: str, device: str) -> str:
             raise UsageError(f"--jobs {jobs!r}: must be a number or auto")
         return jobs
     # each worker holds a fork server (about 0.5 GB), and on a GPU its legs' contexts
-    return str(min(os.cpu_count() or 1, 12 if device == "cuda" else 8))
+    most = 12 * max(1, len(visible())) if device == "cuda" else 8
+    return str(min(os.cpu_count() or 1, most))
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], words: IO[Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """Its process, in a session of its own: a Ctrl-C reaches it once, and nothing of it outlives this process.
+
+    What it prints goes to ``words``.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True,
+        preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+    )  # fmt: skip
+    try:
+        yield process
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_ENDING)
+        raise
+    finally:
+        if process.poll() is None:
+            kill_session(process.pid)
+            process.wait()

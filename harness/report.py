@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from harness import plain
 from harness.errors import InfraError
 from harness.prover import Result
 from harness.verdict import VERDICTS
@@ -20,13 +21,25 @@ SCHEMA_VERSION = 1
 STYLE = {"proved": "green", "skipped": "yellow"}  # everything else is red
 
 
-def matrix(environment: dict[str, Any], records: list[dict[str, Any]], session_reverted: list[str]) -> dict[str, Any]:
-    """The JSON contract. Results are sorted, so that two runs compare line by line."""
+def matrix(
+    environment: dict[str, Any],
+    records: list[dict[str, Any]],
+    session_reverted: list[str],
+    *,
+    shard: dict[str, Any] | None = None,
+    incomplete: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The JSON contract. Results are sorted, so that two runs compare line by line.
+
+    ``shard``: which part of a run this is (`harness.shards`); ``incomplete``: what is missing, a sentence each.
+    """
     rows = sorted(records, key=lambda row: (row["regression"], row["fix"], row["backend"], row["case"]))
     return {
         "schema_version": SCHEMA_VERSION,
         "environment": environment,
         "session_reverted": session_reverted,
+        "shard": shard,
+        "incomplete": list(incomplete),
         "verdicts": counts(rows),
         "fixes": fixes_proved(rows),
         "results": rows,
@@ -56,15 +69,20 @@ def untouched(records: list[dict[str, Any]], chosen: Sequence[str]) -> list[str]
     return [fix for fix in chosen if fix not in {row["fix"] for row in records}]
 
 
-def exit_code(records: list[dict[str, Any]], chosen: Sequence[str] = ()) -> int:
-    """0 all well, 1 a finding, 3 rotted, 4 infra or nothing ran (an empty or skipped matrix is not a green one)."""
+def exit_code(records: list[dict[str, Any]], *, incomplete: Sequence[str] = (), shard: Any = None) -> int:
+    """0 all well, 1 a finding, 3 rotted, 4 infra or nothing ran (an empty or skipped matrix is not a green one).
+
+    A part of a run (``shard``) is asked for its findings only: whether each fix is proved, all parts together say.
+    """
     kinds = {row["verdict"] for row in records}
-    if not records or "infra" in kinds or untouched(records, chosen):
+    if incomplete or "infra" in kinds or (not shard and not records):
         return 4
     if "rotted" in kinds:
         return 3
     if kinds - {"proved", "skipped"}:
         return 1
+    if shard:
+        return 0
     # a fix that was never once told from its absence has not been proved; where cases were skipped, it may yet be
     unproved = [row for row in fixes_proved(records).values() if not row["proved"]]
     return 0 if not unproved else 4 if any(row["skipped"] for row in unproved) else 1
@@ -166,4 +184,4 @@ def explain(result: Result) -> str:
     lines.append(f"  {kind}" + (f": {result.verdict.reason}" if result.verdict.reason else ""))
     if result.verdict.fix != result.fix:
         lines.append(f"  this is about {result.verdict.fix}")
-    return "\n".join(lines)
+    return "\n".join(map(plain.log_line, "\n".join(lines).split("\n")))

@@ -24,11 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import ending, wire
 from harness.device import compute_capabilities
+from harness.ending import Ending
 from harness.errors import InfraError
 from harness.reach import Target
 
-CAPTURE_BYTES = 1 << 16  # of each stream, its end: where a process says why it died
+START = 120.0  # seconds for a leg to begin: the CUDA context of a spare may take a while on a busy machine
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,6 @@ class Request:
     roots: Sequence[str] = ()  # which of the files under these it reads is in its ending; () for nobody asks
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a leg's process ended, and what it left."""
-
-    report: dict[str, Any] | None  # None: the process died before it could write one
-    reached: tuple[str, ...]
-    stdout: str
-    stderr: str
-    exit_code: int | None  # None: killed by `signal`
-    signal: str | None  # "SIGSEGV", …
-    timed_out: bool
-    seconds: float
-    read: tuple[str, ...] | None = None  # as `harness.reads` has it; None: not known
-
-
 class Sandbox:
     """A fork server for one device. Started on first use, again after it dies. Not thread-safe: one leg at a time."""
 
@@ -72,6 +59,7 @@ class Sandbox:
         self._path = [*path, str(Path(__file__).parents[1])]
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._unsettled = False  # a leg's process may still be on its way out
 
     def __enter__(self) -> Sandbox:
         return self
@@ -89,6 +77,7 @@ class Sandbox:
             self._process.kill()
             self._process.wait()
         self._process = self._socket = None
+        self._unsettled = False
 
     def run(self, request: Request) -> Ending:
         """Run one leg to its end. Raises InfraError where the server, not the leg, is at fault."""
@@ -105,28 +94,49 @@ class Sandbox:
             connection = self._start()  # not the leg's time
             started = time.monotonic()
             status, timed_out = self._fork(connection, directory, request)
-            return _read(directory, status, timed_out, time.monotonic() - started)
+            self._unsettled |= status == 0
+            return ending.read(directory, status, timed_out, time.monotonic() - started)
         except OSError as error:
             raise InfraError(f"a leg's directory under {tempfile.gettempdir()} could not be used: {error}") from error
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def settle(self) -> None:
+        """Wait until the processes of all legs are gone: one's ending is known as soon as its report is written.
+
+        Raises InfraError where one was killed by a signal after that, and where the server is at fault.
+        """
+        if not (self._socket and self._unsettled):
+            return
+        self._unsettled = False
+        try:
+            self._socket.settimeout(START)
+            wire.send(self._socket, {"settle": True})
+            late = wire.receive(self._socket)["late"]
+        except (OSError, ValueError, KeyError) as error:
+            self.close()
+            raise InfraError(f"the fork server was lost after a leg ({type(error).__name__}: {error})") from error
+        if late:
+            code = os.waitstatus_to_exitcode(late[0])
+            how = signal.Signals(-code).name if code < 0 else f"exit {code}"
+            raise InfraError(f"a leg's process died after its report ({how}): what it reported is not to be believed")
 
     def _fork(self, connection: socket.socket, directory: str, request: Request) -> tuple[int, bool]:
         path = list(request.path)
         env = {"PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
         pid = 0
         try:
-            connection.settimeout(30)
-            connection.sendall(json.dumps({"directory": directory, "path": path, "env": env}).encode() + b"\n")
-            pid = self._receive(connection)["pid"]
+            connection.settimeout(START)
+            wire.send(connection, {"directory": directory, "path": path, "env": env})
+            pid = wire.receive(connection)["pid"]
             connection.settimeout(request.timeout)
             try:
-                return self._receive(connection)["status"], False
+                return wire.receive(connection)["status"], False
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
                 connection.settimeout(30)
-                return self._receive(connection)["status"], True
+                return wire.receive(connection)["status"], True
         except (OSError, ValueError, KeyError) as error:
             if pid:  # a leg outlives a server that was killed
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -138,7 +148,7 @@ class Sandbox:
         if self._process and self._process.poll() is None and self._socket:
             return self._socket
         self.close()
-        ours, theirs = socket.socketpair()
+        ours, theirs = wire.pair()
         env = {k: v for k, v in os.environ.items() if k not in ("SGLANG_DEBUG_REVERT_PR", "TRITON_INTERPRET")}
         env["PYTHONPATH"] = os.pathsep.join([*self._path, env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         if self.device == "cpu":
@@ -161,7 +171,7 @@ class Sandbox:
         self._socket = ours
         ours.settimeout(300)
         try:
-            hello = self._receive(ours)
+            hello = wire.receive(ours)
         except (OSError, ValueError) as error:
             self.close()
             raise InfraError(f"the fork server did not start ({type(error).__name__}: {error})") from error
@@ -179,17 +189,6 @@ class Sandbox:
                 "install it there, or run from the project's .venv)"
             )
         return ours
-
-    @staticmethod
-    def _receive(connection: socket.socket) -> dict[str, Any]:
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            chunk = connection.recv(1)  # replies are a few bytes; a larger read could take the next one along
-            if not chunk:
-                raise ConnectionError("connection closed")
-            line += chunk
-        message: dict[str, Any] = json.loads(line)
-        return message
 
 
 class Servers:
@@ -219,8 +218,14 @@ class Servers:
         server = self._open.pop(key, None) or Sandbox(self._device, self._preload, path)
         self._open[key] = server  # the last used is the last to go
         while len(self._open) > self.KEPT:
-            self._open.pop(next(iter(self._open))).close()
+            with self._open.pop(next(iter(self._open))) as oldest:
+                oldest.settle()
         return server.run(request)
+
+    def settle(self) -> None:
+        """As ``Sandbox.settle``, of all servers: a case's legs are judged after this."""
+        for server in self._open.values():
+            server.settle()
 
     def close(self) -> None:
         """End all servers."""
@@ -235,30 +240,6 @@ def installed(package: str, path: Sequence[str] = ()) -> bool:
         return (here or importlib.util.find_spec(package)) is not None
     except ModuleNotFoundError:  # the parent of a dotted name
         return False
-
-
-def _tail(path: Path) -> str:
-    with contextlib.suppress(OSError), open(path, "rb") as stream:
-        stream.seek(max(0, path.stat().st_size - CAPTURE_BYTES))
-        return stream.read().decode("utf-8", "replace")
-    return ""
-
-
-def _read(directory: str, status: int, timed_out: bool, seconds: float) -> Ending:
-    folder = Path(directory)
-    report, read = folder / "report.json", folder / "read"
-    killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    return Ending(
-        report=json.loads(report.read_text()) if report.exists() else None,
-        reached=tuple(_tail(folder / "reached").split("\n")[:-1]),
-        stdout=_tail(folder / "stdout"),
-        stderr=_tail(folder / "stderr"),
-        exit_code=None if killed_by else os.waitstatus_to_exitcode(status),
-        signal=signal.Signals(killed_by).name if killed_by else None,
-        timed_out=timed_out,
-        seconds=round(seconds, 4),
-        read=tuple(read.read_text(errors="surrogateescape").split("\n")[:-1]) if read.exists() else None,
-    )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from harness.targets import Region
+from harness.outline import Region
 from harness.tokens import NEWLINE, Language, Token, lex
 
 _MEMBER = frozenset({".", "->"})

@@ -5,25 +5,22 @@ Nothing of the package is imported: a target may be slow to import, broken, or m
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib.util
 import io
-import re
 import tokenize
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from harness import outline
 from harness.errors import MissingPackageError, RottedError, UsageError
-from harness.tokens import NEWLINE, Language, language_of
+from harness.outline import Crop, Region
+from harness.tokens import Language, language_of
 
-Region = tuple[int, int]
 _BOM = b"\xef\xbb\xbf"
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,17 @@ class Source:
     def encode(self, text: str) -> bytes:
         return (_BOM if self.bom else b"") + text.encode(self.encoding, self._errors)
 
+    def line(self, offset: int) -> int:
+        """The 1-based line of a character offset."""
+        ends = {end: self.text.count(end, 0, offset) for end in ("\n", "\r", "\r\n")}
+        return 1 + ends["\n"] + ends["\r"] - ends["\r\n"]
+
     @property
     def _errors(self) -> str:
         return "surrogateescape" if self.encoding == "utf-8" else "strict"
 
     @staticmethod
+    @lru_cache(maxsize=16)
     def decode(data: bytes, language: Language) -> Source:
         """Raise ValueError or SyntaxError for a file whose bytes can't be written back as they were."""
         bom = data.startswith(_BOM)
@@ -63,8 +66,9 @@ class Location:
 
     `root` is the directory on the import path, `package` the top-level package below it (or its one file), `relpath`
     the file's path below `root`. `regions` are character offsets into `source.text`: one region, or several where a
-    name is defined more than once (a property's getter and setter, the branches of an `if`). `qualname` is what
-    Python calls it (`f.<locals>.g`), "" for a whole module or file.
+    name is defined more than once (a property's getter and setter, the branches of an `if`). `crop` is the function,
+    method or top-level class around them, or the whole file. `qualname` is what Python calls it (`f.<locals>.g`), ""
+    for a whole module or file.
     """
 
     target: str
@@ -76,6 +80,7 @@ class Location:
     module: str
     qualname: str
     regions: tuple[Region, ...]
+    crop: Crop
     source: Source
     language: Language
 
@@ -92,11 +97,12 @@ def check_target(target: str) -> None:
         raise UsageError(f"target {target!a} must be a dotted path such as pkg.mod.Class.method, or pkg/csrc/file.cuh")
 
 
-def locate(target: str, roots: Sequence[Path | str] = ()) -> Location:
+def locate(target: str, roots: Sequence[Path | str] = (), *, explain: bool = True) -> Location:
     """Find `target`'s file and region. `roots` are directories to search before the import path.
 
     Raises UsageError for a malformed target, MissingPackageError if its top-level package isn't installed, and
-    RottedError, with the nearest name, if the package has no such thing.
+    RottedError if the package has no such thing: with the nearest name, for which a whole package may be searched, or
+    without `explain` sooner.
     """
     check_target(target)
     is_path = "/" in target
@@ -107,9 +113,10 @@ def locate(target: str, roots: Sequence[Path | str] = ()) -> Location:
     if is_path:
         file = root.joinpath(*parts)
         if not file.is_file():
-            raise RottedError(f"no such file in {root}{_nearest_file(root, file)}", target=target)
+            near = _nearest_file(root, file) if explain else ""
+            raise RottedError(f"no such file in {root}{near}", target=target)
     else:
-        file, rest = _module_file(root, parts, target)
+        file, rest = _module_file(root, parts, target, explain)
         if not package.is_dir():
             package = file
     inside = package.resolve() if package.is_dir() else root.resolve()
@@ -125,19 +132,19 @@ def locate(target: str, roots: Sequence[Path | str] = ()) -> Location:
     module = ".".join(relpath.with_suffix("").parts).removesuffix(".__init__") if language == "python" else ""
     kind: Literal["function", "class", "module", "file"] = "file" if is_path else "module"
     regions: tuple[Region, ...] = ((0, len(source.text)),)
+    crop = Crop(0, len(source.text))
     qualname = ""
     if rest:
+        wanted = ".".join(rest)
         try:
-            found = definitions(source.text)
+            place = outline.find(source.text, wanted)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RottedError(f"{file} doesn't parse under this Python: {error}", target=target) from None
-        wanted = ".".join(rest)
-        if wanted not in found:
-            raise RottedError(f"{file} has no {wanted}{_nearest_name(module, wanted, found)}", target=target)
-        nodes, qualname = found[wanted]
-        kind = "class" if isinstance(nodes[0], ast.ClassDef) else "function"
-        regions = tuple(_region(source.text, node) for node in nodes)
-    return Location(target, kind, file, root, package, relpath, module, qualname, regions, source, language)
+        if place is None:
+            near = outline.nearest(source.text, wanted, module) if explain else ""
+            raise RottedError(f"{file} has no {wanted}{near}", target=target)
+        kind, qualname, regions, crop = place.kind, place.qualname, place.regions, place.crop
+    return Location(target, kind, file, root, package, relpath, module, qualname, regions, crop, source, language)
 
 
 def import_root(top: str, roots: Sequence[Path | str]) -> Path:
@@ -158,7 +165,7 @@ def import_root(top: str, roots: Sequence[Path | str]) -> Path:
     raise MissingPackageError(f"no sources of package {top!a}: looked on the import path{places}", package=top)
 
 
-def _module_file(root: Path, parts: list[str], target: str) -> tuple[Path, list[str]]:
+def _module_file(root: Path, parts: list[str], target: str, explain: bool) -> tuple[Path, list[str]]:
     """The file of the deepest module on the way, and the names that are left, as Python's import would pick it."""
     directory = root
     for index, part in enumerate(parts):
@@ -171,15 +178,19 @@ def _module_file(root: Path, parts: list[str], target: str) -> tuple[Path, list[
             init = directory / "__init__.py"
             if init.is_file() and ".".join(parts[index:]) in _names_of(init):
                 return init, parts[index:]
-            names = [p.stem if p.suffix == ".py" else p.name for p in directory.iterdir() if _is_module(p)]
             prefix = ".".join(parts[:index])
-            near = difflib.get_close_matches(part, sorted([*names, *_names_of(init)]), 1, 0.5)
-            hint = f"; nearest: {prefix}.{near[0]}" if near else ""
-            raise RottedError(f"{prefix} has no {part}{hint}", target=target)
+            near = _nearest_module(directory, part, prefix) if explain else ""
+            raise RottedError(f"{prefix} has no {part}{near}", target=target)
     init = directory / "__init__.py"
     if not init.is_file():
         raise RottedError(f"{directory} has no __init__.py: nothing to edit", target=target)
     return init, []
+
+
+def _nearest_module(directory: Path, part: str, prefix: str) -> str:
+    names = [path.stem if path.suffix == ".py" else path.name for path in directory.iterdir() if _is_module(path)]
+    near = difflib.get_close_matches(part, sorted([*names, *_names_of(directory / "__init__.py")]), 1, 0.5)
+    return f"; nearest: {prefix}.{near[0]}" if near else ""
 
 
 def _is_module(path: Path) -> bool:
@@ -188,49 +199,9 @@ def _is_module(path: Path) -> bool:
 
 def _names_of(file: Path) -> list[str]:
     try:
-        return list(definitions(Source.decode(file.read_bytes(), "python").text))
+        return list(outline.definitions(Source.decode(file.read_bytes(), "python").text))
     except (OSError, ValueError, SyntaxError, LookupError, RecursionError):
         return []
-
-
-@lru_cache(maxsize=8)
-@lru_cache(maxsize=32)
-def definitions(text: str) -> dict[str, tuple[list[_Definition], str]]:
-    """Every function and class of a module: dotted name -> (its definitions in source order, Python's qualname)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = ast.parse(text)
-    found: dict[str, tuple[list[_Definition], str]] = {}
-
-    def visit(node: ast.AST, dotted: str, qualname: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, _Definition):
-                name, qual = dotted + child.name, qualname + child.name
-                found.setdefault(name, ([], qual))[0].append(child)
-                visit(child, f"{name}.", f"{qual}." if isinstance(child, ast.ClassDef) else f"{qual}.<locals>.")
-            elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-                visit(child, dotted, qualname)
-
-    visit(tree, "", "")
-    return found
-
-
-def _region(text: str, node: _Definition) -> Region:
-    starts = [0, *(found.end() for found in re.finditer(NEWLINE, text))]
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    assert node.end_lineno is not None and node.end_col_offset is not None
-    last = text[starts[node.end_lineno - 1] :].split("\n", 1)[0]
-    column = len(last.encode("utf-8", "surrogatepass")[: node.end_col_offset].decode("utf-8", "surrogatepass"))
-    return starts[first - 1], starts[node.end_lineno - 1] + column
-
-
-def _nearest_name(module: str, wanted: str, found: dict[str, tuple[list[_Definition], str]]) -> str:
-    owner, _, name = wanted.rpartition(".")
-    siblings = {other.rpartition(".")[2]: other for other in found if other.rpartition(".")[0] == owner}
-    near = [siblings[hit] for hit in difflib.get_close_matches(name, siblings, 1, 0.5)]
-    near = near or [other for other in found if other.rpartition(".")[2] == name]
-    near = near or difflib.get_close_matches(wanted, found, 1, 0.5)
-    return f"; nearest: {module}.{near[0]}, line {found[near[0]][0][0].lineno}" if near else ""
 
 
 def _nearest_file(root: Path, file: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
@@ -39,8 +40,8 @@ class Token(NamedTuple):
 class Lexed(NamedTuple):
     """The tokens that count, and the comments, both in source order."""
 
-    tokens: list[Token]
-    comments: list[Token]
+    tokens: tuple[Token, ...]
+    comments: tuple[Token, ...]
 
 
 def language_of(path: str | PurePath) -> Language | None:
@@ -78,6 +79,7 @@ _PREFIXES = frozenset(("", "r", "u", "b", "f", "t", "br", "rb", "fr", "rf", "tr"
 _CLOSERS = {")": "(", "]": "[", "}": "{"}
 
 
+@lru_cache(maxsize=64)
 def lex(source: str, language: Language = "python") -> Lexed:
     """Split `source` into tokens. Any text is accepted: what can't be read becomes a one-character `op` token.
 
@@ -86,7 +88,7 @@ def lex(source: str, language: Language = "python") -> Lexed:
     """
     reader = _Reader(source, language)
     reader.read()
-    return Lexed(reader.tokens, reader.comments)
+    return Lexed(tuple(reader.tokens), tuple(reader.comments))
 
 
 class _Reader:

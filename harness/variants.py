@@ -9,20 +9,19 @@ The rules for writing forms are in the JSON Schema, under FormsEntry.
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from harness.edits import Change, Edit, Reversal, apply
+from harness.edits import Edit, Reversal
 from harness.errors import RottedError, UnfixError
 from harness.fixes import Catalogue, Fix, Variant
+from harness.outline import Region
+from harness.pieces import pieces
 from harness.snippets import Pattern, Text
-from harness.targets import Location, Region, definitions, locate
-from harness.tokens import NEWLINE, language_of
+from harness.targets import Location, locate
+from harness.tokens import language_of
 
 # What stands around a whole statement, argument or right-hand side.
 _BEFORE = frozenset({"(", "[", "{", "}", ",", ":", ";", "=", "return", "yield", "assert", "raise"})
@@ -65,16 +64,16 @@ def state(fix: Fix, code_base: str, roots: Sequence[Path | str] = ()) -> State:
 
 def judge(variants: Sequence[Variant], unfixed: Sequence[Variant], roots: Sequence[Path | str] = ()) -> State:
     """`state` for forms that are no registered fix's, such as an entry of SGLang's own registry."""
-    misses: list[str] = []
-    found = _applying("fixed", variants, roots, misses) + _applying("not fixed", unfixed, roots, misses)
+    found = _applying("fixed", variants, roots) + _applying("not fixed", unfixed, roots)
     if not found:
-        found = _applying("fixed", _backwards(unfixed), roots, None, whole=True)
-        found += _applying("not fixed", _backwards(variants), roots, None, whole=True)
+        found = _applying("fixed", _backwards(unfixed), roots, whole=True)
+        found += _applying("not fixed", _backwards(variants), roots, whole=True)
     if len(found) == 1:
         return found[0]
     if found:
         read = " and ".join(f"{each.kind} ({each.variant or 'its reversal'} applies)" for each in found)
         return State("rotted", message=f"reads as {read}: make these forms tell each other apart")
+    misses = [_miss(form, roots) for form in (*variants, *unfixed)]
     return State("rotted", message="; ".join(misses) or "no form says how it reads here")
 
 
@@ -122,38 +121,45 @@ def _form(here: State) -> str:
     return f" (it reads like {here.variant!r})" if here.variant else ""
 
 
-def _applying(
-    kind: Kind, forms: Sequence[Variant], roots: Sequence[Path | str], misses: list[str] | None, whole: bool = False
-) -> list[State]:
+def _applying(kind: Kind, forms: Sequence[Variant], roots: Sequence[Path | str], whole: bool = False) -> list[State]:
     found = []
     for form in forms:
         try:
-            places = tuple(_probe(reversal, roots, whole) for reversal in form.reversals)
-        except RottedError as error:
-            if misses is not None:
-                where = f"{error.target}: " if error.target else ""
-                misses.append(f"{form.name}: {where}{error.message}" if form.name else f"{where}{error.message}")
-        else:
-            found.append(State(kind, form.name, form.reversals, places))
+            places = tuple(_probe(reversal, roots, whole, explain=False) for reversal in form.reversals)
+        except RottedError:
+            continue
+        found.append(State(kind, form.name, form.reversals, places))
     return found
 
 
-def _probe(reversal: Reversal, roots: Sequence[Path | str], whole: bool) -> tuple[str, int]:
+def _miss(form: Variant, roots: Sequence[Path | str]) -> str:
+    """Why a form doesn't apply."""
+    try:
+        for reversal in form.reversals:
+            _probe(reversal, roots, whole=False, explain=True)
+    except RottedError as error:
+        where = f"{error.target}: " if error.target else ""
+        return f"{form.name}: {where}{error.message}" if form.name else f"{where}{error.message}"
+    raise AssertionError(f"{form.name} was said not to apply")
+
+
+def _probe(reversal: Reversal, roots: Sequence[Path | str], whole: bool, explain: bool) -> tuple[str, int]:
     """Make the edits in the target's own function or class, and return the file and the line of the first change.
 
     `whole`: a match that is a part of a longer expression is none.
-
-    What planning an overlay does with whole files, which have thousands of lines while there are many forms to try.
     """
-    place = locate(reversal.target, roots)
-    text, regions = _crop(place)
-    changes = [Change(edit, regions, reversal.fix, reversal.target) for edit in reversal.edits]
-    new = apply(text, changes, language=place.language, name=place.relpath.as_posix())
-    if whole and not all(_is_whole(Text(text, place.language, ""), edit.match, regions) for edit in reversal.edits):
+    place = locate(reversal.target, roots, explain=explain)
+    [piece] = pieces([(reversal, place)], explain=explain)
+    if whole and not _are_whole(reversal, place):
         raise RottedError("only in a part of an expression", target=reversal.target)
-    pairs = enumerate(zip(text.splitlines(), new.splitlines(), strict=False), 1)
-    line = next((at for at, (old_line, new_line) in pairs if old_line != new_line), new.count("\n"))
-    return place.relpath.as_posix(), line
+    pairs = enumerate(zip(piece.old.splitlines(), piece.new.splitlines(), strict=False))
+    line = next((at for at, (old_line, new_line) in pairs if old_line != new_line), piece.new.count("\n") - 1)
+    return place.relpath.as_posix(), place.source.line(piece.start) + line
+
+
+def _are_whole(reversal: Reversal, place: Location) -> bool:
+    text = Text(place.crop.text(place.source.text), place.language, "")
+    return all(_is_whole(text, edit.match, place.crop.regions(place.regions)) for edit in reversal.edits)
 
 
 def _is_whole(text: Text, match: str, regions: Sequence[Region]) -> bool:
@@ -162,34 +168,6 @@ def _is_whole(text: Text, match: str, regions: Sequence[Region]) -> bool:
     begins = not before or before[0].kind in ("newline", "directive") or before[0].text in _BEFORE
     ends = not after or after[0].kind in ("newline", "directive") or after[0].text in _AFTER
     return begins and (ends or text.tokens[last].text in _BEFORE)
-
-
-def _crop(place: Location) -> tuple[str, tuple[Region, ...]]:
-    """The function, method or top-level class around the target, on its own lines, and the target's regions in it."""
-    whole = place.source.text
-    if not place.qualname:
-        return whole, place.regions
-    found, names = definitions(whole), place.qualname.split(".")
-    [node, *others] = found[names[0]][0]
-    head = ""
-    if isinstance(node, ast.ClassDef) and not others and len(names) > 1:
-        [method, *more] = found[f"{names[0]}.{names[1]}"][0]
-        if not more and not isinstance(method, ast.ClassDef) and method.col_offset:
-            node, head = method, "class _:\n"
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    if others or node.end_lineno is None or (node.col_offset and not head):
-        return whole, place.regions
-    starts = _line_starts(whole)
-    before = "\n" * (first - 1 - bool(head)) + head
-    shift = len(before) - starts[first - 1]
-    return before + whole[starts[first - 1] : starts[node.end_lineno]], tuple(
-        (max(start + shift, 0), end + shift) for start, end in place.regions
-    )
-
-
-@lru_cache(maxsize=8)
-def _line_starts(text: str) -> list[int]:
-    return [0, *(found.end() for found in re.finditer(NEWLINE, text)), len(text)]
 
 
 def _backwards(forms: Sequence[Variant]) -> list[Variant]:

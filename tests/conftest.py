@@ -38,7 +38,16 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the project that a test may change."""
-    copy = tmp_path / "checkout"
+    return _copied(tmp_path / "checkout")
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project that stays as it is, for runs that must be of the same sources."""
+    return _copied(tmp_path_factory.mktemp("steady") / "checkout")
+
+
+def _copied(copy: Path) -> Path:
     for name in ("harness", "kernels", "toggles", "audits", "regressions"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from harness.edits import Change, Edit, apply
 from harness.errors import MissingPackageError, RottedError, UsageError
-from harness.targets import Source, definitions, locate
+from harness.outline import definitions
+from harness.targets import Source, locate
 from harness.tokens import Language, lex
 
 MODULE = dedent('''\

@@ -144,7 +144,7 @@ def test_without_an_earlier_night_nothing_is_said():
 
 
 def test_three_recorded_nights():
-    clean, deleted, rotted = history.read_baseline(NIGHTS)
+    clean, deleted, rotted, _ = history.read_baseline(NIGHTS)
     assert [each.name for each in (clean, deleted, rotted)] == ["1-clean", "2-fix-deleted", "3-toggle-rotted"]
     for broken in (deleted, rotted):
         found = history.compare(broken, [clean])
@@ -204,3 +204,19 @@ def test_a_case_twice_in_a_night_is_refused():
     both = Night("n", (document(record("proved")), document(record("regressed"))))
     with pytest.raises(UsageError, match="1:a on c .* is in it twice"):
         both.records()
+
+
+def test_of_earlier_nights_only_what_this_run_might_have_is_compared():
+    def made(*rows, name="n"):
+        return Night(name, (document(*(record("proved", case=case, fix=fix, device=on) for fix, case, on in rows)),))
+
+    before = [made(("1:a", "x", "cpu"), ("1:a", "y", "cpu"), ("1:b", "x", "cpu"), ("1:a", "x", "cuda"))]
+    now = made(("1:a", "x", "cpu"))
+
+    def gone(fixes, *, whole):
+        found = history.compare(now, history.like(now, before, fixes, whole=whole))
+        return [(change.kind, change.key.fix, change.key.case, change.key.device) for change in found.changes]
+
+    assert gone(["1:a"], whole=True) == [("gone", "1:a", "y", "cpu")]
+    assert gone(["1:a", "1:b"], whole=True) == [("gone", "1:a", "y", "cpu"), ("gone", "1:b", "x", "cpu")]
+    assert gone(["1:a"], whole=False) == []

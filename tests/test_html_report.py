@@ -8,18 +8,20 @@ import inspect
 import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from harness import cli, diagnosis, history, html_report, memory_map, memory_svg, report_cli
+from harness import cli, diagnosis, history, html_report, memory_map, memory_svg
+from harness.digest import Digest
+from harness.extras import Extras, extras
 from harness.history import History, Night
-from harness.html_report import Extras
 from harness.memory_map import MemoryMap, Stray
 
 NIGHTS = Path(__file__).parent / "nights"
-CLEAN, DELETED, ROTTED = (NIGHTS / f"{name}.json" for name in ("1-clean", "2-fix-deleted", "3-toggle-rotted"))
+CLEAN, DELETED, ROTTED, MISSING = sorted(NIGHTS.glob("*.json"))
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 TAKES = set(inspect.signature(cli.repro).parameters)
 
@@ -72,10 +74,10 @@ class Page(HTMLParser):
         return [each for each in inside if each["tag"] == tag and (not kind or kind in each.get("class", "").split())]
 
 
-def page(path, before=None, extras=None):
+def page(path, before=None):
     night = history.read_night([path])
     since = history.compare(night, [history.read_night([before])]) if before else History()
-    text = html_report.render(night, since, extras or Extras())
+    text = html_report.render(Digest(night, since))
     return Page(text), text
 
 
@@ -87,6 +89,7 @@ FIRST = {
     CLEAN: ("well", "All well", ""),
     DELETED: ("finding", "Fix gone: 27486:slot-assert", "with every fix in the bug is back"),
     ROTTED: ("rotted", "Toggle rotted: 27486:slot-assert", "The fix still works. Its toggle file is stale"),
+    MISSING: ("infra", "Incomplete: shard 3 of 4 is missing", ""),
 }
 
 
@@ -97,11 +100,18 @@ def test_the_top_of_the_page_tells_the_nights_apart(path):
     assert (shown.one("header")["class"], shown.one("h1")["text"]) == (state, said)
     assert shown.one("title")["text"].startswith(said)
     found = shown.all("div", "diagnosis")
-    assert len(found) == (0 if path == CLEAN else 1)
+    assert len(found) == (1 if why else 0)
     assert all(why in each["text"] and "22 cases" in each["text"] for each in found)
-    proved = 48 if path == CLEAN else 26
     badges = [each["text"] for each in shown.within(shown.one("header"), "span", "badge")]
-    assert badges == [f"{proved} proved", "22 rotted"][: 1 if path == CLEAN else 2]
+    assert badges == {CLEAN: ["48 proved"], MISSING: ["36 proved"]}.get(path, ["26 proved", "22 rotted"])
+
+
+def test_what_did_not_run_is_said_above_the_counts():
+    shown, text = page(MISSING, CLEAN)
+    assert shown.one("p", "incomplete")["text"] == "shard 3 of 4 is missing: 12 of 48 cases did not run"
+    assert text.index('<p class="incomplete">') < text.index('<ul class="counts"')
+    assert "Gone or not run: 12" in shown.one("ul", "changes")["text"]
+    assert not page(CLEAN)[0].all("p", "incomplete")
 
 
 def test_what_changed_comes_before_the_matrix_and_a_finding_before_what_is_proved():
@@ -160,7 +170,7 @@ def test_what_was_captured_is_escaped_wherever_it_comes_from(where):
         notes={("eagle_kv", "", row["fix"]): HOSTILE} if where == "note" else {},
         commands={key: HOSTILE} if where == "command" else {},
     )
-    text = html_report.render(night, history.compare(night, [Night("m", night.documents)]), more)
+    text = html_report.render(Digest(night, history.compare(night, [Night("m", night.documents)])), more)
     text.encode("utf-8")
     shown = Page(text)
     assert len(shown.all("script")) == 1 and not shown.all("img")
@@ -235,12 +245,12 @@ def test_a_case_without_numbers_says_so():
     old = {name: value for name, value in row.items() if name not in ("params", "on", "expected", "zone_bytes")}
     for each, said in ((row, "No leg reported a buffer"), (old, "before matrices kept buffers' shapes")):
         night = Night("n", ({"schema_version": 1, "environment": {"target": "eagle_kv"}, "results": [each]},))
-        assert said in Page(html_report.render(night, History())).one("main")["text"]
+        assert said in Page(html_report.render(Digest(night))).one("main")["text"]
 
 
 def test_a_command_builds_the_very_case():
     night = history.read_night([CLEAN])
-    made = report_cli.extras(night, TAKES)
+    made = extras(night, TAKES)
     repros = 0
     for key, row in night.records().items():
         program, command, fix, *options = shlex.split(made.commands[key])
@@ -275,17 +285,17 @@ def test_a_command_says_which_sglang():
             "environment": {"target": "sglang", "target_version": version},
             "results": [row],
         }
-        made = report_cli.extras(Night("n", (document,)), TAKES)
+        made = extras(Night("n", (document,)), TAKES)
         assert [text.partition("--device cpu ")[2] for text in made.commands.values()] == [said]
 
 
 def test_the_diff_of_a_case_is_what_a_leg_takes_out():
     night = history.read_night([CLEAN])
-    made = report_cli.extras(night, TAKES)
+    made = extras(night, TAKES)
     assert set(made.diffs) == {
         ("eagle_kv", "", fix) for fix in ("27338:topk-factor", "27338:capacity-assert", "27486:slot-assert")
     }
-    shown = Page(html_report.render(night, History(), made))
+    shown = Page(html_report.render(Digest(night), made))
     for case in shown.all("details", "case"):
         removed = [each["text"] for each in shown.within(case, "span", "del")]
         assert removed and all(text.startswith("-") for text in removed)
@@ -333,12 +343,6 @@ def test_a_diagnosis(name):
     assert [(found.kind, found.fix) for found in diagnosis.diagnose(records)] == expected
 
 
-@pytest.mark.parametrize("records", [[], [finding("skipped")], [finding("splendid")], [finding("infra")]])
-def test_only_a_proved_matrix_is_well(records):
-    found = diagnosis.diagnose(records)
-    assert html_report.state(records, found) != "well" and html_report.headline(records, found) != "All well"
-
-
 COMMANDS = {
     "clean": (["report", str(CLEAN)], 0, ["48 cases: 48 proved"], []),
     "a fix deleted": (
@@ -346,9 +350,19 @@ COMMANDS = {
         ["Fix gone: 27486:slot-assert, 22 cases.", "since 1-clean: 22 newly broken"], [],
     ),
     "the third night of a folder": (
-        ["report", str(ROTTED), "--baseline", str(NIGHTS)], 3,
+        ["report", str(ROTTED), "--baseline", "three"], 3,
         ["Toggle rotted: 27486:slot-assert", "22 still broken"], [],
     ),
+    "a shard is missing": (
+        ["report", str(MISSING), "--baseline", str(CLEAN)], 4,
+        [
+            "incomplete: shard 3 of 4 is missing: 12 of 48 cases did not run\n", "since 1-clean: 12 gone or not run",
+            "36 cases: 36 proved; incomplete",
+        ], [],
+    ),
+    "a page that is a folder": (["report", str(CLEAN), "--html", "three"], 2, [], ["is a folder, must be a file"]),
+    "no page": (["report", str(CLEAN), "--html", ""], 2, [], ["--html .: is a folder, must be a file"]),
+    "GitHub, elsewhere": (["report", str(CLEAN), "--github"], 2, [], ["--github: GITHUB_STEP_SUMMARY names no file"]),
     "no such file": (["report", "none.json"], 2, [], ["none.json could not be read"]),
     "the same twice": (["report", str(CLEAN), str(CLEAN)], 2, [], ["is in it twice"]),
     "no such baseline": (["report", str(CLEAN), "--baseline", "none"], 2, [], ["--baseline none: no such file"]),
@@ -356,9 +370,12 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command(unfix, name):
+def test_the_command(unfix, tmp_path, name):
     arguments, code, out, err = COMMANDS[name]
-    ended = unfix(*arguments)
+    for path in (CLEAN, DELETED, ROTTED):
+        shutil.copy(path, tmp_path)
+    arguments = [str(tmp_path) if each == "three" else each for each in arguments]
+    ended = unfix(*arguments, GITHUB_STEP_SUMMARY="")  # whatever runs this test
     assert ended.returncode == code, ended.stderr
     assert all(part in ended.stdout for part in out) and all(part in ended.stderr for part in err)
     assert "Traceback" not in ended.stderr

@@ -128,10 +128,10 @@ def test_a_missing_target_names_the_fix(root):
 def test_a_full_disk_leaves_nothing_half_made(root, tmp_path, monkeypatch):
     plan = overlay.plan([SIZE], [root])
 
-    def full(self, target, target_is_directory=False):
+    def full(original, below):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "symlink_to", full)
+    monkeypatch.setattr(overlay.os, "symlink", full)
     with pytest.raises(InfraError, match="No space left on device"):
         overlay.build(plan)
     assert list((tmp_path / "cache/overlays").iterdir()) == []

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
-
-from harness import plugin
-from harness.code_base import CodeBase
 
 SHAPES = "cuda_graph_row and steps2-page1-bs1-ctx8-lens3"  # with topk 2, which tells, and with topk 1, which cannot
 DEVICE = ("--unfix-device", "cpu")
@@ -175,20 +172,17 @@ def test_a_matrix_that_cannot_be_written_is_said(python, tmp_path):
     assert "could not be written" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize(("device", "scopes"), [("cpu", 1), ("cuda", 2)])
-def test_cases_of_a_slow_code_base_stay_together(device, scopes, monkeypatch, tmp_path):
-    class Scheduler:
-        def __init__(self, config, log):
-            pass
-
-    monkeypatch.setattr("xdist.scheduler.LoadScopeScheduling", Scheduler)
-
-    def schedule(*preload):
-        target = CodeBase("slow", None, tmp_path, preload=preload)
-        config = SimpleNamespace(stash={plugin._code_base: target}, option=SimpleNamespace(unfix_device=device))
-        return plugin.pytest_xdist_make_scheduler(config, None)
-
-    assert schedule() is None
-    scheduler = schedule("slow")
-    assert len({scheduler._split_scope(f"t.py::test_a[{case}]") for case in range(50)}) == scopes
-    assert scheduler._split_scope("t.py::test_a[1]") != scheduler._split_scope("t.py::test_b[1]")
+def test_junit_says_the_verdict_as_properties(regressions, tmp_path):
+    xml = tmp_path / "junit.xml"
+    regressions("-n", "2", "-k", SHAPES, "--junitxml", str(xml), SGLANG_DEBUG_REVERT_PR="27460")
+    cases = {case.get("name"): case for case in ElementTree.parse(xml).iter("testcase")}
+    [name] = [name for name in cases if "topk2" in name and "27460" in cases[name].get("classname")]
+    said = {each.get("name"): each.get("value") for each in cases[name].iter("property")}
+    reason = said.pop("unfix.reason")
+    assert said == {
+        "unfix.fix": "27460:topk-factor", "unfix.blames": "27460:topk-factor", "unfix.verdict": "regressed",
+        "unfix.tells": "true", "unfix.backend": "flashinfer_mla", "unfix.target": "eagle_kv", "unfix.device": "cpu",
+        "unfix.outcomes": "overflow > overflow > overflow",
+    }  # fmt: skip
+    assert reason.startswith("with 27460:topk-factor and 27460:capacity-assert out: must be clean, is overflow")
+    assert cases[name].find("failure") is not None and reason in cases[name].find("failure").text

@@ -55,6 +55,16 @@ def fill(params, device):
 
 def kills(params, device): os.kill(os.getppid(), signal.SIGKILL)
 def starves(params, device): raise MemoryError("no memory")
+
+def lingers(params, device):
+    exits, os._exit = os._exit, lambda code: (time.sleep(0.5), exits(code))
+    before = open(params["note"]).read().split() if os.path.exists(params["note"]) else []
+    with open(params["note"], "a") as note: print(os.getpid(), file=note)
+    return {**fill(params, device), "alone": not any(os.path.exists(f"/proc/{pid}") for pid in before)}
+
+def dies_late(params, device):
+    os._exit = lambda code: os.kill(os.getpid(), signal.SIGSEGV)
+    return fill(params, device)
 """
 TOGGLES = """
 pr: 1
@@ -275,6 +285,20 @@ def test_a_lost_server_is_infra_and_the_next_case_runs(project):
         assert (result.verdict.kind, result.legs) == ("infra", ())
         assert "fork server was lost" in result.verdict.reason
         assert prover.prove(SIZE, case()).verdict.kind == "proved"
+
+
+def test_a_leg_whose_process_dies_after_its_report_is_not_believed(prover):
+    result = prover.prove(SIZE, case(entry="dies_late"))
+    assert result.verdict.kind == "infra" and "SIGSEGV" in result.verdict.reason
+    assert prover.prove(SIZE, case()).verdict.kind == "proved"
+
+
+@pytest.mark.parametrize("device_bytes", [0, 1])
+def test_a_leg_that_held_much_memory_is_gone_before_the_next(prover, tmp_path, device_bytes):
+    wanted = case(entry="lingers", device_bytes=device_bytes, tells=False)
+    wanted.params["note"] = str(tmp_path / "note")
+    legs = prover.prove("1:unused", wanted).legs
+    assert [leg.facts["alone"] for leg in legs] == [True, bool(device_bytes)]
 
 
 def test_the_environment_is_a_leg_s(prover):

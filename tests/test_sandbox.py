@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from harness import sandbox as sandbox_module
+from harness import wire
+from harness.ending import CAPTURE_BYTES
 from harness.errors import InfraError
-from harness.sandbox import CAPTURE_BYTES, Request, Sandbox
+from harness.sandbox import Request, Sandbox
 
 LEGS = """
 import ctypes, os, signal, subprocess, sys, time
@@ -45,6 +47,25 @@ def leaves_a_child(params, device): child(params)
 def kills_the_server(params, device): child(params); os.kill(os.getppid(), signal.SIGKILL); time.sleep(params["stay"])
 def shouts(params, device): print("#" * (1 << 20) + "the end", file=sys.stderr)
 def environment(params, device): return {name: os.environ.get(name) for name in params["names"]}
+def interrupts_itself(params, device): os.kill(os.getpid(), signal.SIGINT); time.sleep(60)
+def knows(params, device): return {"before": [name for name in params["names"] if name in sys.modules]}
+def sees_a_variable(params, device): return {"prepared": getattr(sys, "unfix_prepared", None), "pid": os.getpid()}
+
+def others(params, device):
+    # the server's other children, once there is one
+    listed = f"/proc/{os.getppid()}/task/{os.getppid()}/children"
+    while not (pids := [pid for pid in map(int, open(listed).read().split()) if pid != os.getpid()]): pass
+    return {"pid": os.getpid(), "server": os.getppid(), "others": pids}
+
+def leaves_how(params, device):
+    # what its process does once its report is written and told of
+    def stay(code):
+        while not os.path.exists(params["until"]): time.sleep(0.01)
+        exits(code)
+    def die(code): os.kill(os.getpid(), params["signal"])
+    exits, os._exit = os._exit, stay if "until" in params else die
+    return {"pid": os.getpid()}
+
 def core_size(params, device):
     import resource
     return {"soft": resource.getrlimit(resource.RLIMIT_CORE)[0]}
@@ -85,6 +106,10 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def is_gone_now(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
 def test_a_clean_leg(run):
     ending = run("clean", {"numbers": [1, 2, 3]})
     assert ending.report["raised"] is None and ending.report["hits"] == [] and ending.report["wrong"] is None
@@ -111,6 +136,7 @@ ENDINGS = {
     "vanishes": (0, None, ""),
     "leaves": (0, None, "'type': 'SystemExit', 'message': '3'"),
     "interrupted": (70, None, "KeyboardInterrupt"),
+    "interrupts_itself": (70, None, "KeyboardInterrupt"),
     "no_such_entry": (0, None, "AttributeError"),
 }
 REPORTS = ("nothing", "raises", "leaves", "is_wrong", "no_such_entry")
@@ -256,6 +282,169 @@ def test_nothing_is_left_of_a_client_that_was_killed(folder, root, tmp_path, doi
     assert is_gone(server)
     if doing == "busy":
         assert is_gone(int(note.read_text()))
+
+
+class TestSpare:
+    """The next leg's process is there before it is asked for, and is nobody's until then."""
+
+    @pytest.fixture
+    def alone(self, run, sandbox):
+        """Runs a leg; which process that was, which the server's and, alone beside it, the spare's."""
+
+        def alone():
+            sandbox.settle()
+            facts = run("others").report["facts"]
+            return facts["pid"], facts["server"], *facts["others"]
+
+        return alone
+
+    def test_the_next_leg_runs_in_it(self, alone):
+        _, _, spare = alone()
+        assert alone()[0] == spare
+
+    def test_one_that_dies_waiting_costs_nothing(self, alone):
+        _, server, spare = alone()
+        os.kill(spare, signal.SIGKILL)
+        assert is_gone(spare)
+        leg, after, _ = alone()
+        assert leg != spare and after == server
+
+    def test_an_interrupt_ends_neither_it_nor_the_server(self, alone):
+        _, server, spare = alone()
+        for pid in (server, spare):
+            os.kill(pid, signal.SIGINT)
+        assert alone()[:2] == (spare, server)
+
+    @pytest.mark.parametrize("how", ["closed", "killed"])
+    def test_it_ends_with_its_server(self, folder, how):
+        with Sandbox("cpu") as sandbox:
+            left = sandbox.run(Request("unfix_test_legs:others", path=[str(folder)])).report["facts"]
+            if how == "killed":
+                os.kill(left["server"], signal.SIGKILL)
+                assert all(is_gone(pid) for pid in left["others"])
+        assert all(is_gone(pid) for pid in (left["server"], *left["others"]))
+
+
+SERVER = """
+import os, sys, socket
+from harness import forkserver
+forkserver.TEAR_DOWN = 0.5
+
+def prepare():
+    how, note = sys.argv[2:]
+    with open(note, "a") as log: print(os.getpid(), file=log)
+    print("preparing")
+    if how == "raises": raise RuntimeError("no context")
+    if how == "exits": os._exit(3)
+    if how == "aborts": os.abort()
+    sys.unfix_prepared = how
+
+forkserver.Server(socket.socket(fileno=int(sys.argv[1])), prepare).serve()
+"""
+
+
+class TestPrepared:
+    """A server whose spares prepare something, as those on a GPU make their CUDA context."""
+
+    @pytest.fixture
+    def prepared(self, root, tmp_path, monkeypatch):
+        """``prepared(how)``: a sandbox around such a server."""
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+        with contextlib.ExitStack() as stack:
+
+            def start(how):
+                ours, theirs = wire.pair()
+                command = [sys.executable, "-c", SERVER, str(theirs.fileno()), how, str(tmp_path / "note")]
+                sandbox = stack.enter_context(Sandbox("cpu"))
+                sandbox._process = subprocess.Popen(command, cwd=root, pass_fds=[theirs.fileno()])
+                sandbox._socket = ours
+                theirs.close()
+                return sandbox
+
+            yield start
+
+    @pytest.fixture
+    def request_(self, folder):
+        return lambda name, **params: Request(f"unfix_test_legs:{name}", params, path=[str(folder)])
+
+    def test_a_leg_finds_what_was_prepared_in_its_own_process(self, prepared, request_, tmp_path, capfd):
+        sandbox = prepared("well")
+        endings = [sandbox.run(request_("sees_a_variable")) for _ in range(2)]
+        pids = (tmp_path / "note").read_text().split()
+        for at, ending in enumerate(endings):
+            assert ending.report["facts"] == {"prepared": "well", "pid": int(pids[at])}
+            assert ending.stdout == "", "what a spare prints is no leg's"
+        sandbox.close()
+        assert "preparing" not in "".join(capfd.readouterr()), "nor anybody's"
+
+    @pytest.mark.parametrize("how", ["raises", "exits", "aborts"])
+    def test_a_leg_does_without_a_spare_that_could_not(self, prepared, request_, tmp_path, how):
+        sandbox = prepared(how)
+        for _ in range(2):
+            ending = sandbox.run(request_("sees_a_variable"))
+            assert ending.report["facts"]["prepared"] is None and ending.exit_code == 0
+            assert str(ending.report["facts"]["pid"]) not in (tmp_path / "note").read_text().split()
+
+    def test_a_process_that_does_not_leave_is_killed(self, prepared, request_, tmp_path):
+        sandbox = prepared("well")
+        pid = sandbox.run(request_("leaves_how", until=str(tmp_path / "never"))).report["facts"]["pid"]
+        sandbox.settle()
+        assert is_gone(pid)
+
+
+class TestLeaving:
+    """A leg has ended once its report is written; its process may take longer."""
+
+    def test_the_next_leg_does_not_wait(self, run, sandbox, tmp_path):
+        first = run("leaves_how", {"until": str(tmp_path / "go")})
+        assert (first.exit_code, first.signal) == (0, None)
+        second = run("leaves_how", {"until": str(tmp_path / "go")})
+        for ending in (first, second):
+            assert not is_gone_now(ending.report["facts"]["pid"])
+        (tmp_path / "go").touch()
+        sandbox.settle()
+        for ending in (first, second):
+            assert is_gone_now(ending.report["facts"]["pid"])
+
+    def test_a_death_after_the_report_is_told(self, run, sandbox):
+        assert run("leaves_how", {"signal": signal.SIGSEGV}).report["wrong"] is None
+        with pytest.raises(InfraError, match=r"died after its report \(SIGSEGV\)"):
+            sandbox.settle()
+        sandbox.settle()  # told once
+        assert run("nothing").report is not None
+
+    def test_one_that_is_killed_from_outside_has_reported_all_the_same(self, run, sandbox):
+        run("leaves_how", {"signal": signal.SIGKILL})
+        sandbox.settle()
+
+    def test_it_ends_with_the_client(self, folder, tmp_path):
+        with Sandbox("cpu") as sandbox:
+            request = Request("unfix_test_legs:leaves_how", {"until": str(tmp_path / "never")}, path=[str(folder)])
+            pid = sandbox.run(request).report["facts"]["pid"]
+        assert is_gone(pid)
+
+
+def test_nothing_to_settle_is_fine():
+    Sandbox("cpu").settle()
+
+
+def test_what_legs_share_is_imported_once(run):
+    names = ["harness.memory.watch", "harness.reach", "tvm_ffi", "regressions", "eagle_kv"]
+    assert run("knows", {"names": names}).report["facts"]["before"] == names[:2]
+
+
+def test_what_an_import_printed_is_said_once_and_not_by_legs(folder, monkeypatch, capfd):
+    (folder / "unfix_prints_on_import.py").write_text("print('imported')")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with Sandbox("cpu", preload=("unfix_prints_on_import",)) as sandbox:
+        assert [sandbox.run(Request("unfix_test_legs:nothing")).stdout for _ in range(2)] == ["", ""]
+    assert capfd.readouterr().err.count("imported") == 1
+
+
+def test_a_report_says_where_the_time_went(run):
+    assert list(run("nothing").report["seconds"]) == ["import", "run", "check"]
+    assert list(run("no_such_entry").report["seconds"]) == ["run", "check"]
 
 
 def test_a_leg_s_folder_is_removed(run, tmp_path, monkeypatch):

@@ -76,14 +76,20 @@ def _key(text: bytes, device: torch.device, tools: _Tools) -> str:
     import tvm_ffi
 
     key = hashlib.sha256()
-    for part in (text, device.type.encode(), tools.environment["CXX"].encode(), *tools.versions):
+    said = [tools.environment["CXX"], *_FLAGS, *tools.link_flags, tvm_ffi.__version__]
+    said.append(str(tools.environment.get("TVM_FFI_CUDA_ARCH_LIST")))
+    for part in (text, device.type.encode(), *map(os.fsencode, said), *tools.versions):
         key.update(len(part).to_bytes(8, "little") + part)
-    key.update(f"tvm_ffi {tvm_ffi.__version__} arch {tools.environment.get('TVM_FFI_CUDA_ARCH_LIST')}".encode())
     return key.hexdigest()[:32]
 
 
 def _fill(home: Path, name: str, text: bytes, library: Path, tools: _Tools) -> None:
-    """Put the source and its library into ``home``. The library appears last and whole: who finds it finds both."""
+    """Put the source and its library into ``home``. The library appears last and whole: who finds it finds both.
+
+    To be called under the lock: what is staged there before is of a builder that was killed.
+    """
+    for left in home.glob("build-*"):
+        shutil.rmtree(left, ignore_errors=True)
     kept = home / name
     with tempfile.TemporaryDirectory(prefix="build-", dir=home) as staging:
         staged = Path(staging) / name
@@ -109,6 +115,7 @@ def _c_string(path: Path) -> bytes:
     return os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
 
 
+_FLAGS = ["-UNDEBUG"]  # the source's assert is its slot check
 # What any source needs. Tools that can't build this are broken, whatever the source.
 _PROBE = b"#include <assert.h>\n#include <tvm/ffi/c_api.h>\n"
 _LAST_LINES = 20
@@ -165,7 +172,7 @@ class _Tools:
         files: dict[str, Any] = {"cuda_files" if self.device.type == "cuda" else "cpp_files": [str(unit)]}
         with _environment(self.environment):
             built = tvm_ffi.cpp.build(
-                name, build_directory=str(folder), extra_cflags=["-UNDEBUG"], extra_ldflags=self.link_flags, **files
+                name, build_directory=str(folder), extra_cflags=_FLAGS, extra_ldflags=self.link_flags, **files
             )
         if not Path(built).is_file():
             raise RuntimeError(f"the compiler ended well and wrote no {Path(built).name}")

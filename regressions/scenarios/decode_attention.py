@@ -58,6 +58,7 @@ def case(
         tells=wraps,
         why=f"the last element of mid_o is {last}, {'not ' if wraps else ''}below the int32 limit {INT32_LIMIT}",
         detector="guard-page",
+        device_bytes=4 * (last + 1 + (last + 1) // head_dim),  # mid_o, and the logarithms of its weights
         cuda_packages=("cuda.bindings",),
     )
 

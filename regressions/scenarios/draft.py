@@ -21,6 +21,7 @@ from harness.errors import UsageError
 PATHS = ("eager", "cuda_graph")
 INT32_LIMIT = 2**31
 ZONE_MARGIN_BYTES = 4096
+WATCHED_A_STEP = 4  # tensors that a leg makes on a GPU for each step, each between two red zones
 PAGE_BYTES = 1 << 21  # CUDA's, the larger one: a guard page may leave as much mapped ahead of a payload
 FAULT = "SIGSEGV in generate_draft_decode_kv_indices|illegal memory access"  # a guard page's answer to a stray write
 
@@ -33,6 +34,8 @@ GUARDS = {
     "triton": "own:triton-capacity-assert",
     "aiter": "own:aiter-capacity-assert",
 }
+# a KV slot in float16: K and V of two heads of 64; a latent vector of 512 + 64, and the reference's two copies of it
+SLOT_BYTES = {"flashinfer": 512, "flashinfer_mla": 3 * 1152, "triton": 512, "aiter": 0}
 BACKEND_OF = {**SIZE_FIXES, **{guard: backend for backend, guard in GUARDS.items()}}
 INT32_GUARD, INT32_ROWS = "27486:int32-guard", "own:int32-rows"
 
@@ -73,9 +76,21 @@ class Shape:
     def narrow(self) -> int:
         return self.max_bs * self.max_context_len
 
+    @property
+    def element_bytes(self) -> int:
+        return 8 if self.backend == "triton" else 4
+
+    @property
+    def buffer_bytes(self) -> int:
+        """On a GPU: a row a step, the request table as far as the batch reaches, and a KV cache of its slots."""
+        own_pages = -(-(self.page_size - 1 + self.num_steps) // self.page_size) * self.page_size
+        slots = self.max_bs * (max(self.seq_lens, default=1) + self.topk * own_pages)
+        attended = SLOT_BYTES[self.backend] if self.num_steps > 1 else 0
+        return self.num_steps * self.wide * self.element_bytes + slots * (4 + attended)
+
     def zone_bytes(self, stray: int) -> int:
         """A red zone that holds all stray elements and shows that nothing came behind them."""
-        return stray * (8 if self.backend == "triton" else 4) + ZONE_MARGIN_BYTES
+        return stray * self.element_bytes + ZONE_MARGIN_BYTES
 
     def __str__(self) -> str:
         lens = self.seq_lens
@@ -106,7 +121,9 @@ def case(fix: str, *, detector: str | None = None, **options: Any) -> Case:
         "cuda_packages": _cuda_packages(shape.backend, detector),
         "cannot": _cannot(shape),
     }
-    return Case(**common, **build(fix, shape, detector))
+    built = build(fix, shape, detector)
+    zones = 2 * built.get("zone_bytes", 0) * WATCHED_A_STEP * (shape.num_steps + 1) if detector == "red-zone" else 0
+    return Case(**common, **built, device_bytes=shape.buffer_bytes + zones)
 
 
 def _cuda_packages(backend: str, detector: str) -> tuple[str, ...]:

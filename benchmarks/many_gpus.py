@@ -1,0 +1,126 @@
+"""The GPU matrix on one GPU and on several of one host: the same verdicts, no context where none belongs, the speed-up.
+
+    python benchmarks/many_gpus.py [SEL…] [--jobs N] [--json results/h200-x2.json]
+
+Runs `unfix run --device cuda` once for each value of CUDA_VISIBLE_DEVICES: the first GPU, all of them, all in reverse,
+the last one alone. Meanwhile NVML is asked which GPUs have a context. A short run before them builds what is compiled
+at first use. Needs nothing else to run on these GPUs: a context that was there before ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from harness import device  # noqa: E402
+from harness.commit import commit  # noqa: E402
+
+
+class Contexts(threading.Thread):
+    """The most contexts that each GPU had at one time, by its index. Asked several times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._nvml, self._stop = ctypes.CDLL("libnvidia-ml.so.1"), threading.Event()
+        self._nvml.nvmlInit_v2()
+        self.most = [0] * len(device.uuids())
+        self.asked = 0
+
+    def now(self) -> list[int]:
+        return [self._count(index) for index in range(len(self.most))]
+
+    def _count(self, index: int) -> int:
+        handle, count = ctypes.c_void_p(), ctypes.c_uint(0)
+        self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        # without room for an answer, it says how many there are
+        self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+        return count.value
+
+    def run(self) -> None:
+        while not self._stop.wait(0.05):
+            self.most = [max(pair) for pair in zip(self.most, self.now(), strict=True)]
+            self.asked += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.join()
+
+
+def matrix(visible: str, select: list[str], jobs: int) -> dict[str, Any]:
+    """One run: its wall time, its cases' verdicts, and where contexts were."""
+    contexts = Contexts()
+    if any(contexts.now()):
+        sys.exit("something else has a context on one of these GPUs")
+    contexts.start()
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch, "matrix.json")
+        command = [sys.executable, "-m", "harness.cli", "run", *select, "--device", "cuda", "--jobs", str(jobs)]
+        env = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": visible,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")] + sys.path[1:]),
+        }
+        started = time.monotonic()
+        ended = subprocess.run([*command, "--json", str(out)], cwd=ROOT, env=env, stdout=2, check=False)
+        wall = time.monotonic() - started
+        document = json.loads(out.read_text())
+    contexts.stop()
+    return {
+        "visible": visible, "jobs": jobs, "wall_seconds": round(wall, 1), "exit": ended.returncode,
+        "cases": len(document["results"]), "verdicts": document["verdicts"], "environment": document["environment"],
+        "most_contexts": contexts.most, "times_asked": contexts.asked,
+        "by_test": {row["test"]: [row["verdict"], *map(_outcome, row["legs"])] for row in document["results"]},
+        "leg_seconds": round(sum(leg.get("seconds", 0) for row in document["results"] for leg in row["legs"]), 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("select", nargs="*", help="fixes; all without")
+    asked.add_argument("--jobs", type=int, default=12, help="workers a GPU")
+    asked.add_argument("--json", type=Path)
+    options = asked.parse_args()
+    every = [str(index) for index in range(len(device.uuids()))]
+    if len(every) < 2:
+        sys.exit("this needs two GPUs or more")
+    matrix(",".join(every), ["27486:slot-assert", "27338:topk-factor"], options.jobs * len(every))
+    lists = [every[0], ",".join(every), ",".join(reversed(every)), every[-1]]
+    runs = [matrix(each, options.select, options.jobs * (each.count(",") + 1)) for each in lists]
+    first = runs[0].pop("by_test")
+    differing = {run["visible"]: _differing(first, run.pop("by_test")) for run in runs[1:]}
+    stray = {
+        run["visible"]: {index: run["most_contexts"][int(index)] for index in every if index not in run["visible"]}
+        for run in runs
+    }
+    found = {
+        "command": " ".join(["python", *sys.argv]), "commit": commit(ROOT), "gpus": len(every), "runs": runs,
+        "cases_that_differ_from_the_first": differing, "contexts_where_none_belongs": stray,
+        "speed_up": {run["visible"]: round(runs[0]["wall_seconds"] / run["wall_seconds"], 2) for run in runs[1:]},
+    }  # fmt: skip
+    print(json.dumps({**found, "runs": [{**run, "environment": ...} for run in runs]}, indent=1, default=str))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _outcome(leg: dict[str, Any]) -> str:
+    return str(leg["outcome"])
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {test: [one.get(test), other.get(test)] for test in {**one, **other} if one.get(test) != other.get(test)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""``unfix run``: the main job, and ``unfix merge``, which joins its parts. pytest runs the regressions."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness import (
+    fixes,
+    history,
+    live,
+    output,
+    plain,
+    publish,
+    pytest_run,
+    report,
+    report_cli,
+    runlog,
+    selection,
+    shards,
+)
+from harness import merge as parts_of
+from harness.code_base import resolve
+from harness.device import resolve_device
+from harness.digest import Digest
+from harness.errors import InfraError, UsageError
+from harness.extras import NOTHING, extras
+from harness.prover import Prover
+from harness.recorder import facts
+from harness.root import project_root
+from harness.trial import signals_interrupt
+
+JsonOut = Annotated[str | None, typer.Option("--json", metavar="F", help="write JSON to F ('-': stdout)")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("run")(run)
+    app.command("merge")(merge)
+
+
+def run(
+    ctx: typer.Context,
+    sel: Annotated[list[str] | None, typer.Argument(metavar="[SEL…]", help="fixes to prove; all without")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")] = "auto",
+    target: Annotated[
+        str, typer.Option(help="eagle_kv, sglang, or another package that a toggle file names")
+    ] = "eagle_kv",
+    release: Annotated[str | None, typer.Option(metavar="V", help="the release of SGLang, for --target sglang")] = None,
+    source: Annotated[str | None, typer.Option(metavar="DIR", help="a checkout that has the package")] = None,
+    jobs: Annotated[str, typer.Option("--jobs", "-n", help="parallel workers: a number, or auto")] = "auto",
+    json_out: JsonOut = None,
+    log: Annotated[
+        Path | None, typer.Option("--jsonl", metavar="F", help="write a JSON line to F as each case ends")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from what --jsonl's file has, if anything")] = False,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="only the I-th of N parts, for `unfix merge`")] = "",
+    junit: Annotated[str | None, typer.Option(metavar="F", help="write JUnit XML to F")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="F", help="write the report, one page, to F")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE|DIR", help="earlier nights: to compare with, and to cut shards by")
+    ] = None,
+    badge: Annotated[
+        Path | None, typer.Option(metavar="F", help="write the JSON of a shields.io endpoint badge to F")
+    ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="in a step of GitHub Actions: write its summary, and annotations")
+    ] = False,
+) -> None:
+    """The on/off matrix: every regression, with each fix in and out. pytest runs it.
+
+    Example: unfix run 27338 own:int32-rows --json out/matrix.json
+    """
+    root = project_root()
+    registered = fixes.load(root / "toggles")
+    part, device = shards.parse(shard), resolve_device(device)
+    code_base = resolve(target, root, release, source)
+    chosen = _chosen(sel, registered, target)
+    reverted = session_revert(registered, target)  # pytest reads it again; a bad value is said here, with our exit code
+    output.check_json(json_out)
+    if resume and not log:
+        raise UsageError("--resume goes on from a log: give --jsonl F, too")
+    publish.check(html=html, badge=badge, github=github, json_out=json_out)
+    if baseline and not (html or github or part):
+        raise UsageError("--baseline is for a report or a shard: give --html F, --github or --shard I/N, too")
+    earlier = history.read_baseline(baseline) if baseline else []
+    if junit and not Path(junit).resolve().parent.is_dir():
+        raise InfraError(f"--junit {junit}: there is no folder {Path(junit).resolve().parent}")
+    if log:
+        of = facts(root, code_base, device, chosen, reverted, part)
+        runlog.check(log, of, resume=resume)
+    with Prover(registered, device=device, root=root, target=code_base) as prover:
+        _ = prover.environment  # a machine that can't run legs is said once, here, and not by every case
+    with tempfile.TemporaryDirectory(prefix="unfix-run-", ignore_cleanup_errors=True) as scratch:
+        lines = (log or Path(scratch, "run.jsonl")).absolute()
+        more = ["--unfix-select", ",".join(chosen), "--unfix-log", str(lines), *(["--unfix-resume"] if resume else [])]
+        more += ["--unfix-shard", shard] if part else []
+        more += ["--unfix-durations", str(baseline)] if part and baseline else []
+        more += ["--junitxml", junit] if junit else []
+        side_by_side = pytest_run.workers(jobs, device)
+        command = pytest_run.command(root, device, code_base, side_by_side, release=release, source=source, more=more)
+        try:
+            ended = _ran(command, lines, shards.durations(history.records(earlier, target, device)))
+        except KeyboardInterrupt:
+            if log and (kept := len(runlog.read(lines).results)):
+                output.note(f"{kept} cases are in {log}; the same line with --resume goes on from there")
+            raise
+        document = _matrix(lines, ended)
+    alone = part is not None and part.of > 1  # then only all parts together can say that each fix is proved
+    if not alone:
+        untouched = report.untouched(document["results"], chosen)
+        document["incomplete"] += [f"no case is about {fix}" for fix in untouched]
+    if html or badge or github:
+        night = history.Night("this run", (document,))
+        told = Digest(night, history.compare(night, history.like(night, earlier, chosen, whole=not part)))
+        known = extras(night, report_cli.takes(ctx)) if html or github else NOTHING
+        publish.publish(told, known, html=html, badge=badge, github=github)
+    records = document["results"]
+    if json_out:
+        output.write_json(json_out, document, output.say)
+    if json_out != "-":
+        console = output.console()
+        console.print(report.table(records))
+        for line in [*document["incomplete"], *report.not_proved(records)]:
+            console.print(plain.log_line(line), markup=False, soft_wrap=True)
+        console.print(report.summary_line(records))
+    code = report.exit_code(records, incomplete=document["incomplete"], shard=alone)
+    if ended not in (0, 1) or (ended == 1 and code == 0):
+        output.note(f"pytest ended with {ended}, for a reason that no verdict holds: its own words are above")
+        code = 4
+    raise typer.Exit(code)
+
+
+def _chosen(sel: Sequence[str] | None, registered: fixes.Catalogue, target: str) -> tuple[str, ...]:
+    wanted = ",".join(sel) if sel else "all"
+    chosen = selection.parse(wanted, registered, source="SEL")
+    if not chosen:
+        raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
+    if wanted == "all":
+        chosen, left_out = selection.able(chosen, registered, target)
+        if not chosen:
+            raise UsageError(f"no registered fix can be undone in {target}")
+        if left_out:
+            output.note(left_out)
+    return chosen
+
+
+def session_revert(registered: fixes.Catalogue, target: str) -> tuple[str, ...]:
+    """What the environment takes out of every leg; says so, since it changes what a verdict means."""
+    variable, named = selection.of_session(registered)
+    reverted, still_in = selection.able(named, registered, target)
+    if still_in:
+        output.note(f"{variable}: {still_in}")
+    if reverted:
+        output.note(f"REVERT ACTIVE in every leg ({variable}): {', '.join(reverted)}")
+    return reverted
+
+
+def _ran(command: Sequence[str], lines: Path, expected: Mapping[str, float]) -> int:
+    """pytest's exit status. On a terminal its words come after the live line, and only where something is wrong."""
+    shown = live.Live(lines, expected)
+    with signals_interrupt(), tempfile.TemporaryFile() as words:
+        # the line goes first where the run is interrupted: pytest may then take a while to end
+        with pytest_run.started(command, words if shown.on else sys.stderr) as process, shown:
+            while process.poll() is None:
+                shown.poll()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+        if shown.on and process.returncode:
+            words.seek(0)
+            sys.stderr.write(words.read().decode(errors="replace"))
+        return process.returncode
+
+
+def _matrix(lines: Path, ended: int) -> dict[str, Any]:
+    """What the log has, however pytest ended. Raises InfraError where it has nothing."""
+    try:
+        log = runlog.read(lines)
+    except UsageError:
+        log = None
+    if log is None or (log.ended is None and not log.results):
+        raise InfraError(f"pytest ended with {ended} before it ran a case; its own words are above")
+    return runlog.matrix(log)
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="PART…", help="what each shard wrote with --json or --jsonl")],
+    json_out: JsonOut = None,
+) -> None:
+    """Join the shards of one run: the matrix that the whole run would have written. Exit code as `run`.
+
+    A shard that is missing is said to be, and ends this with 4; the others are joined all the same.
+
+    Example: unfix merge parts/*.json --json out/matrix.json
+    """
+    output.check_json(json_out)
+    documents, unreadable = [], []
+    for file in files:
+        try:
+            documents.append((str(file), history.read_document(file)))
+        except UsageError as error:
+            unreadable.append(str(error))
+    if not documents:
+        raise UsageError(unreadable[0])
+    document = parts_of.merge(documents)
+    document["incomplete"] = [*unreadable, *document["incomplete"]]
+    records = document["results"]
+    if json_out:
+        output.write_json(json_out, document, output.say)
+    if json_out != "-":
+        for line in [*document["incomplete"], *report.not_proved(records), report.summary_line(records)]:
+            output.say(plain.log_line(line))
+    raise typer.Exit(report.exit_code(records, incomplete=document["incomplete"]))
