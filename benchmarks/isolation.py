@@ -1,16 +1,17 @@
-"""What a process of its own costs a leg: `python benchmarks/isolation.py [--device cuda] [--jobs 1,4,12]`.
+"""What a process of its own costs a leg, and what a leg costs that shares one: `python benchmarks/isolation.py`.
 
-Measured in turn within each round, so that ratios hold on a machine that others use, too:
+    bare               a fork of a process that has torch loaded; on a GPU it makes a context (`torch.cuda.init()` and
+                       `synchronize()`); it ends. "ready" is until the context is there, "gone" until it is reaped.
+    nothing            legs that do nothing, one right after the other, each in a process of its own
+    nothing, shared    the same in a resident process
+    draft              a real leg: draft kv_indices, topk 8, 5 steps, a context of 4096
+    draft, shared      the same in a resident process
+    fresh              `python -m harness.leg` doing each of these two, from nothing
 
-    bare       a fork of a process that has torch loaded; on a GPU it makes a context (`torch.cuda.init()` and
-               `synchronize()`); it ends. "ready" is until the context is there, "gone" until it is reaped.
-    nothing    legs that do nothing, one right after the other, through Sandbox.run
-    draft      the same of a real leg: draft kv_indices, topk 8, 5 steps, a context of 4096
-    fresh      `python -m harness.leg` doing each of these two once, from nothing
+and then that many of a kind side by side (`--jobs 12`), as a matrix with so many workers runs them.
 
-Then each job count: that many of each side by side, as a matrix with so many workers runs them.
-
-Prints a table and writes results/isolation-DEVICE.json.
+A line is printed, and results/isolation-DEVICE.json written, as soon as each is measured. Kernels are built first,
+which takes as long as it takes: `draft, first`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -40,7 +43,7 @@ from harness.sandbox import Request, Sandbox  # noqa: E402
 from regressions.scenarios import draft  # noqa: E402
 
 PATH = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "benchmarks")]
-IN_A_ROW = 5
+Figures = dict[str, Any]
 
 
 def requests(device: str) -> dict[str, Request]:
@@ -79,15 +82,77 @@ def bare(device: str) -> dict[str, float]:
     return {"fork": forked - started, "ready": ready - started, "gone": gone - started}
 
 
-def leg(sandbox: Sandbox, request: Request) -> dict[str, float]:
-    """Seconds of one leg, in all and by its own account."""
+def leg(sandbox: Sandbox, request: Request, shared: bool = False) -> dict[str, Any]:
+    """Seconds of one leg, in all and by its own account; what it left in a process that it shared."""
     started = time.monotonic()
-    ending = sandbox.run(request)
+    ending = sandbox.run(request, shared=shared)
     total = time.monotonic() - started
     if not ending.report or ending.report["raised"] or ending.report["wrong"] or ending.report["hits"]:
         raise SystemExit(f"{request.entry} is not clean: {ending}")
+    if ending.shared != shared:
+        raise SystemExit(f"{request.entry}: no process that it could share")
     phases: dict[str, float] = ending.report["seconds"]
-    return {"total": total, **phases, "around": total - sum(phases.values())}
+    return {"total": total, **phases, "around": total - sum(phases.values()), "left": ending.left}
+
+
+def many(sandbox: Sandbox, request: Request, count: int, *, shared: bool = False, limit: float = 30.0) -> Figures:
+    """Legs one right after the other, until there were ``count`` or ``limit`` seconds are over."""
+    started, rows = time.monotonic(), []
+    while len(rows) < count and time.monotonic() - started < limit:
+        rows.append(leg(sandbox, request, shared))
+    took = time.monotonic() - started
+    left = Counter(what for row in rows for what in row.pop("left"))
+    seconds = {key: round(median(row[key] for row in rows), 4) for key in rows[0]}
+    return {"legs": len(rows), "legs_per_second": round(len(rows) / took, 2), "seconds": seconds, "left": dict(left)}
+
+
+def gone(sandbox: Sandbox) -> Figures:
+    """Seconds until a leg's process has been torn down, after its report."""
+    started = time.monotonic()
+    sandbox.settle()
+    return {"seconds": round(time.monotonic() - started, 4)}
+
+
+def bares(device: str, count: int) -> Figures:
+    rows = [bare(device) for _ in range(count)]
+    return {"seconds": {key: round(median(row[key] for row in rows), 4) for key in rows[0]}}
+
+
+def bares_side_by_side(device: str, jobs: int, count: int) -> Figures:
+    started = time.monotonic()
+    for pid in [_forks_a_few(device, count) for _ in range(jobs)]:
+        if os.waitpid(pid, 0)[1]:
+            raise SystemExit("a bare fork failed")
+    return {"jobs": jobs, "per_second": round(jobs * count / (time.monotonic() - started), 2)}
+
+
+def side_by_side(request: Request, jobs: int, count: int, *, shared: bool = False) -> Figures:
+    """Legs a second, with ``jobs`` servers at it, after one leg each."""
+    with contextlib.ExitStack() as stack:
+        sandboxes = [stack.enter_context(Sandbox(request.device)) for _ in range(jobs)]
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        run = functools.partial(many, request=request, shared=shared, limit=15)
+        list(pool.map(functools.partial(run, count=1), sandboxes))
+        started = time.monotonic()
+        found = list(pool.map(functools.partial(run, count=count), sandboxes))
+        took = time.monotonic() - started
+    left = sum((Counter(one["left"]) for one in found), Counter[str]())
+    rate = round(sum(one["legs"] for one in found) / took, 2)
+    seconds = {key: round(median(one["seconds"][key] for one in found), 4) for key in found[0]["seconds"]}
+    return {"jobs": jobs, "legs_per_second": rate, "seconds": seconds, "left": dict(left)}
+
+
+def _forks_a_few(device: str, count: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for _ in range(count):
+                bare(device)
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
 
 
 def fresh(request: Request) -> float:
@@ -104,120 +169,74 @@ def fresh(request: Request) -> float:
     return took
 
 
-def one_by_one(device: str, rounds: int) -> dict[str, dict[str, Any]]:
-    """Median seconds of each phase. ``apart``: with a pause before, so that a spare is ready; ``gone``: its exit."""
-    wanted = requests(device)
-    seen: dict[str, list[dict[str, float]]] = {}
-
-    def note(name: str, row: dict[str, float]) -> None:
-        seen.setdefault(name, []).append(row)
-
-    with Sandbox(device) as sandbox:
-        for request in wanted.values():  # JIT builds, file caches
-            leg(sandbox, request)
-        for at in range(rounds):
-            for _ in range(IN_A_ROW):
-                note("bare", bare(device))
-            for name, request in wanted.items():
-                sandbox.settle()
-                for _ in range(IN_A_ROW):
-                    note(name, leg(sandbox, request))
-                sandbox.settle()
-                time.sleep(1)
-                apart = leg(sandbox, request)
-                started = time.monotonic()
-                sandbox.settle()
-                note(f"{name} apart", {**apart, "gone": time.monotonic() - started})
-                if at == 0:
-                    fresh(request)
-                note(f"{name} fresh", {"total": fresh(request)})
-        params = {"entry": wanted["draft"].entry, "params": wanted["draft"].params}
-        twice = dataclasses.replace(wanted["draft"], entry="isolation_legs:twice", params=params)
-        report = sandbox.run(twice).report
-    assert report is not None
-    rows: dict[str, dict[str, Any]] = {
-        name: {key: round(median(row[key] for row in runs), 4) for key in runs[0]} for name, runs in seen.items()
+def ratios(found: Figures) -> dict[str, float]:
+    """What the targets are about, as far as it was measured."""
+    pairs = {
+        "leg / bare fork and context": ("nothing", "bare", "ready"),
+        "leg / bare, exit included": ("nothing", "bare", "gone"),
+        "fresh Python / leg": ("nothing, fresh", "nothing", "total"),
+        "fresh Python / draft leg": ("draft, fresh", "draft", "total"),
+        "draft leg / the same, shared": ("draft", "draft, shared", "total"),
     }
-    first, second = report["facts"]["seconds"]
-    imported = report["facts"]["installed"]
-    return rows | {"draft twice": {"first": round(first, 4), "second": round(second, 4), "imported": imported}}
-
-
-def side_by_side(device: str, jobs: int) -> dict[str, float]:
-    """How many a second, with ``jobs`` at it: bare forks, legs that do nothing, draft legs."""
-    started = time.monotonic()
-    for pid in [_forks_a_few(device) for _ in range(jobs)]:
-        if os.waitpid(pid, 0)[1]:
-            raise SystemExit("a bare fork failed")
-    rates = {"bare": jobs * IN_A_ROW / (time.monotonic() - started)}
-
-    def busy(sandbox: Sandbox, request: Request, legs: int) -> None:
-        for _ in range(legs):
-            leg(sandbox, request)
-
-    with contextlib.ExitStack() as stack:
-        sandboxes = [stack.enter_context(Sandbox(device)) for _ in range(jobs)]
-        pool = stack.enter_context(ThreadPoolExecutor(jobs))
-        for name, request in requests(device).items():
-            list(pool.map(functools.partial(busy, request=request, legs=1), sandboxes))  # servers start
-            started = time.monotonic()
-            list(pool.map(functools.partial(busy, request=request, legs=IN_A_ROW), sandboxes))
-            rates[name] = jobs * IN_A_ROW / (time.monotonic() - started)
-    return {name: round(rate, 2) for name, rate in rates.items()}
-
-
-def _forks_a_few(device: str) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            for _ in range(IN_A_ROW):
-                bare(device)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """What the targets are about."""
-    ready, leg = rows["bare"]["ready"], rows["nothing"]["total"]
     return {
-        "leg / bare fork and context": round(leg / ready, 2),
-        "leg / bare, exit included": round(leg / rows["bare"]["gone"], 2),
-        "leg with a spare ready / bare": round(rows["nothing apart"]["total"] / ready, 2),
-        "fresh Python / leg": round(rows["nothing fresh"]["total"] / leg, 1),
-        "fresh Python / draft leg": round(rows["draft fresh"]["total"] / rows["draft"]["total"], 1),
+        name: round(found[one]["seconds"]["total"] / found[other]["seconds"][of], 2)
+        for name, (one, other, of) in pairs.items()
+        if one in found and other in found
     }
+
+
+class Log:
+    """Figures, printed and kept as they are found."""
+
+    def __init__(self, path: Path):
+        self.path, self.found = path, dict[str, Any]()
+        self._started = time.monotonic()
+
+    def note(self, name: str, measure: Callable[[], Figures]) -> None:
+        self.found[name] = measure()
+        print(f"{time.monotonic() - self._started:6.1f} s  {name:34} {json.dumps(self.found[name])}", flush=True)
+        self.path.write_text(json.dumps({"incomplete": True, **self.found}, indent=1) + "\n")
+
+
+def measure(log: Log, device: str, jobs: int) -> None:
+    wanted = requests(device)
+    nothing, real = wanted["nothing"], wanted["draft"]
+    log.note("bare", lambda: bares(device, 8))
+    with Sandbox(device) as sandbox:
+        log.note("nothing, first", lambda: many(sandbox, nothing, 1))
+        log.note("nothing", lambda: many(sandbox, nothing, 10))
+        log.note("nothing, gone", lambda: gone(sandbox))
+        log.note("nothing, shared, first", lambda: many(sandbox, nothing, 1, shared=True))
+        log.note("nothing, shared", lambda: many(sandbox, nothing, 300, shared=True))
+        log.note("draft, first", lambda: many(sandbox, real, 1))
+        log.note("draft", lambda: many(sandbox, real, 5))
+        log.note("draft, shared", lambda: many(sandbox, real, 100, shared=True))
+    log.note(f"bare, {jobs} side by side", lambda: bares_side_by_side(device, jobs, 2))
+    log.note(f"nothing, {jobs} side by side", lambda: side_by_side(nothing, jobs, 2))
+    log.note(f"draft, shared, {jobs} side by side", lambda: side_by_side(real, jobs, 20, shared=True))
+    for name, request in wanted.items():
+        log.note(f"{name}, fresh", functools.partial(_fresh_twice, request))
+
+
+def _fresh_twice(request: Request) -> Figures:
+    return {"seconds": {"total": round(min(fresh(request) for _ in range(2)), 4)}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--jobs", default="1,2")
+    parser.add_argument("--jobs", type=int, default=12)
     arguments = parser.parse_args()
     device = resolve_device(arguments.device)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # nothing before a fork may initialise CUDA
     import torch  # noqa: F401
 
-    rows = one_by_one(device, arguments.rounds)
-    together = {jobs: side_by_side(device, int(jobs)) for jobs in arguments.jobs.split(",")}
-    print(f"{'ms':26}" + "".join(f"{name:>9}" for name in ("total", "around", "import", "run", "check", "gone")))
-    for name, row in rows.items():
-        if name not in ("bare", "draft twice"):
-            cells = (row.get(key) for key in ("total", "around", "import", "run", "check", "gone"))
-            print(f"{name:26}" + "".join(f"{1000 * cell:9.1f}" if cell is not None else f"{'':9}" for cell in cells))
-    for name in ("bare", "draft twice"):
-        numbers = {key: value for key, value in rows[name].items() if isinstance(value, float)}
-        print(f"{name:26}  " + ", ".join(f"{key} {1000 * value:.1f}" for key, value in numbers.items()))
-    for name, ratio in ratios(rows).items():
-        print(f"{name:30} {ratio:8}")
-    print(f"{'a second, side by side':26}" + "".join(f"{name:>9}" for name in ("bare", "nothing", "draft")))
-    for jobs, rates in together.items():
-        print(f"{jobs:>26}" + "".join(f"{rate:9}" for rate in rates.values()))
-    figures = {"seconds": rows, "ratios": ratios(rows), "side_by_side": together}
-    record.save(ROOT / "results" / f"isolation-{device}.json", device, figures)
+    log = Log(ROOT / "results" / f"isolation-{device}.json")
+    measure(log, device, arguments.jobs)
+    found = ratios(log.found)
+    for name, ratio in found.items():
+        print(f"{name:34} {ratio:8}")
+    record.save(log.path, device, {"figures": log.found, "ratios": found})
 
 
 if __name__ == "__main__":

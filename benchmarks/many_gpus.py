@@ -2,9 +2,9 @@
 
     python benchmarks/many_gpus.py [SEL…] [--jobs N] [--json results/h200-x2.json]
 
-Runs `unfix run --device cuda` once for each value of CUDA_VISIBLE_DEVICES: the first GPU, all of them, all in reverse,
-the last one alone. Meanwhile NVML is asked which GPUs have a context. A short run before them builds what is compiled
-at first use. Needs nothing else to run on these GPUs: a context that was there before ends it.
+Runs `unfix run --device cuda` once for each value of CUDA_VISIBLE_DEVICES: the last GPU alone (a context on device 0
+would be a stray one), all of them, and all in reverse. Meanwhile NVML is asked which GPUs have a context. A run before
+them builds what is compiled at first use. Needs these GPUs for itself: a context that is there before ends it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from harness import device  # noqa: E402
 from harness.commit import commit  # noqa: E402
+
+WARM_UP = ["27338:topk-factor", "27460:topk-factor", "27486:slot-assert"]  # FlashInfer's modules, the store kernel's
 
 
 class Contexts(threading.Thread):
@@ -70,7 +72,7 @@ def matrix(visible: str, select: list[str], jobs: int) -> dict[str, Any]:
         env = {
             **os.environ,
             "CUDA_VISIBLE_DEVICES": visible,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")] + sys.path[1:]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]),
         }
         started = time.monotonic()
         ended = subprocess.run([*command, "--json", str(out)], cwd=ROOT, env=env, stdout=2, check=False)
@@ -95,23 +97,32 @@ def main() -> None:
     every = [str(index) for index in range(len(device.uuids()))]
     if len(every) < 2:
         sys.exit("this needs two GPUs or more")
-    matrix(",".join(every), ["27486:slot-assert", "27338:topk-factor"], options.jobs * len(every))
-    lists = [every[0], ",".join(every), ",".join(reversed(every)), every[-1]]
-    runs = [matrix(each, options.select, options.jobs * (each.count(",") + 1)) for each in lists]
-    first = runs[0].pop("by_test")
-    differing = {run["visible"]: _differing(first, run.pop("by_test")) for run in runs[1:]}
-    stray = {
-        run["visible"]: {index: run["most_contexts"][int(index)] for index in every if index not in run["visible"]}
-        for run in runs
-    }
-    found = {
-        "command": " ".join(["python", *sys.argv]), "commit": commit(ROOT), "gpus": len(every), "runs": runs,
-        "cases_that_differ_from_the_first": differing, "contexts_where_none_belongs": stray,
-        "speed_up": {run["visible"]: round(runs[0]["wall_seconds"] / run["wall_seconds"], 2) for run in runs[1:]},
+    matrix(",".join(every), WARM_UP, options.jobs * len(every))
+    lists = [every[-1], ",".join(every), ",".join(reversed(every))]
+    runs: list[dict[str, Any]] = []
+    for each in lists:
+        runs.append(matrix(each, options.select, options.jobs * (each.count(",") + 1)))
+        found = compared(runs, every)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    shown = [{**run, "environment": None, "by_test": None} for run in found["runs"]]
+    print(json.dumps({**found, "runs": shown}, indent=1))
+
+
+def compared(runs: list[dict[str, Any]], every: list[str]) -> dict[str, Any]:
+    """The first run beside the others. What each case did is kept of the first, and of the others where it differs."""
+    first = runs[0]
+    others = {run["visible"]: run for run in runs[1:]}
+    return {
+        "command": " ".join(["python", *sys.argv]), "commit": commit(ROOT), "gpus": len(every),
+        "speed_up": {name: round(first["wall_seconds"] / run["wall_seconds"], 2) for name, run in others.items()},
+        "cases_that_differ": {name: _differing(first["by_test"], run["by_test"]) for name, run in others.items()},
+        "most_contexts_where_none_belongs": {
+            run["visible"]: {index: run["most_contexts"][int(index)] for index in every if index not in run["visible"]}
+            for run in runs
+        },
+        "runs": [first, *({**run, "by_test": None} for run in runs[1:])],
     }  # fmt: skip
-    print(json.dumps({**found, "runs": [{**run, "environment": ...} for run in runs]}, indent=1, default=str))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _outcome(leg: dict[str, Any]) -> str:

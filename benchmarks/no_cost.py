@@ -43,7 +43,8 @@ MODULES = {
 def plain(entry: str, params: dict[str, Any], device: str, *, under: tuple[str, ...] = (), path: str = "") -> Any:
     """The answer of an entry of no_cost_legs.py in a Python of its own, started by ``under``."""
     command = [*under, sys.executable, str(LEGS), entry, json.dumps(params), device]
-    env = {**os.environ, "PYTHONPATH": path or str(ROOT / "kernels")}
+    inherited = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", str(ROOT))]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([path or str(ROOT / "kernels"), *inherited])}
     return json.loads(subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
 
 

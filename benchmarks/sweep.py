@@ -202,8 +202,8 @@ def show(document: dict[str, Any]) -> None:
         )
     for row in document["by_toggles"]:
         print(
-            f"{row['more_toggle_files']:4} more toggle files {row['a_second']:8} a second, {row['rate_to_none']} of the "
-            f"first; the command {row['wall_seconds']} s, of that reading them {row['reading_seconds']} s"
+            f"{row['more_toggle_files']:4} more toggle files {row['a_second']:8} a second, {row['rate_to_none']} of "
+            f"the first; the command {row['wall_seconds']} s, of that reading them {row['reading_seconds']} s"
         )
 
 

@@ -24,6 +24,8 @@ class Ending:
     timed_out: bool
     seconds: float
     read: tuple[str, ...] | None = None  # as `harness.reads` has it; None: not known
+    shared: bool = False  # it ran in a process in which others did
+    left: tuple[str, ...] = ()  # what it left behind there, so that no other will
 
 
 def read(directory: str, status: int, timed_out: bool, seconds: float) -> Ending:

@@ -3,13 +3,16 @@
 Started by :mod:`harness.sandbox` as ``python -m harness.forkserver FD PRELOAD…``. It speaks over socket FD:
 
     server -> client   {"ready": true}, {"error": "…"} or {"spoilt": "…"}, once
-    client -> server   {"directory": …, "path": [...], "env": {...}}
-    server -> client   {"pid": N} as the leg begins, then {"status": wait status} as it ends
+    client -> server   {"directory": …, "path": [...], "env": {...}, "shared": true | false}
+    server -> client   {"pid": N, "shared": …} as the leg begins, then {"status": wait status, "left": [...]} as it ends
     client -> server   {"settle": true}
     server -> client   {"late": [wait status, …]}
+    client -> server   {"forsake": true}
 
-One leg runs at a time. The process of the next one is forked as that begins: a spare, which on a GPU has its CUDA
-context by the time that it is needed (about 500 MB of device memory, one a server).
+One leg runs at a time. A shared one runs in the resident (`harness.resident`), if that can be had; any other in a
+process of its own. Once a few of those came in a row, the process of the next one is forked as one begins: a spare,
+which on a GPU has its CUDA context by the time that it is needed. A resident and a spare each hold a context, some
+500 MB of device memory. A driver makes and takes down one context at a time, so many servers do well to have few.
 
 A leg has ended, with status 0, once its report is written and its device synchronised. Its process still has to be torn
 down, which takes a while with a CUDA context: the next leg does not wait for that. Whether one died of a signal then is
@@ -28,12 +31,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import wire
-from harness.child import Child
+from harness.child import Child, run_one
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 TEAR_DOWN = 60.0  # seconds that a process may take to go, once it has reported
+IN_A_ROW = 3  # legs with processes of their own, before there is a spare for the next
 
 
 def main(fd: int, preload: list[str]) -> None:
@@ -67,60 +74,98 @@ class Server:
 
     def __init__(self, client: socket.socket, prepare: Callable[[], None]):
         self._client, self._prepare = client, prepare
+        self._resident: Child | None = None
         self._spare: Child | None = None
         self._leg: Child | None = None
+        self._alone = 0  # legs since the last shared one
         self._leaving: list[Child] = []  # they have reported
         self._late: list[int] = []  # statuses that no leg may end with, of those
 
     def serve(self) -> None:
         """Until the client goes away."""
         try:
-            self._spare = self._next()
             while True:
                 self._wait(self._client)
                 request = wire.receive(self._client)
                 if "settle" in request:
                     self._settle()
+                elif "forsake" in request:
+                    self._forsake()
                 else:
                     self._run(request)
         except ConnectionError:
             pass
         finally:
-            for child in filter(None, (self._leg, self._spare, *self._leaving)):
+            children = self._children()
+            for child in children:
+                child.kill()
+            for child in children:
                 child.end()
+
+    def _children(self) -> set[Child]:
+        return {*filter(None, (self._leg, self._spare, self._resident)), *self._leaving}
 
     def _run(self, request: dict[str, Any]) -> None:
         self._leg = leg = self._begun(request)
-        _send(self._client, {"pid": leg.pid})
-        self._spare = self._next()
-        if leg.wire in self._wait(leg.wire, leg.pidfd) and leg.said("reported"):
-            leg.until = time.monotonic() + TEAR_DOWN
-            self._leaving.append(leg)
-            status = 0
+        shared = leg is self._resident
+        _send(self._client, {"pid": leg.pid, "shared": shared})
+        self._alone = 0 if shared else self._alone + 1
+        if self._alone >= IN_A_ROW:
+            self._spare = self._spare or self._next()
+        status, left = 0, []
+        if leg.wire in self._wait(leg.wire, leg.pidfd) and (report := leg.said("reported")):
+            left = report.get("left", [])
+            if not shared or left:
+                self._leave(leg)
         else:
             self._wait(leg.pidfd)
             status = leg.end()
+            self._resident = None if shared else self._resident
         self._leg = None
-        _send(self._client, {"status": status})
+        _send(self._client, {"status": status, "left": left})
+
+    def _leave(self, child: Child) -> None:
+        """It has reported for the last time."""
+        child.until = time.monotonic() + TEAR_DOWN
+        self._leaving.append(child)
+        if child is self._resident:
+            self._resident = None
+
+    def _forsake(self) -> None:
+        """The next shared leg gets another resident."""
+        if resident := self._resident:
+            resident.kill()
+            self._leave(resident)
 
     def _begun(self, request: dict[str, Any]) -> Child:
-        """The process that this leg runs in: the spare or, where that is dead or dies of what it prepares, a bare one.
+        """The process that this leg runs in: the resident for a shared one, or else the spare.
 
-        A bare one may die, too, before it has begun. That is then how the leg ended.
+        Where that is dead or dies of what it prepares, a bare one. That may die, too, before it has begun: then that is
+        how the leg ended.
         """
+        if request["shared"]:
+            for found in (lambda: self._resident, lambda: self._forked(self._live_on)):  # one, or else another
+                self._resident = found()
+                if self._begins(self._resident, request):
+                    return self._resident
+            self._resident = None
         spare, self._spare = self._spare, None
-        if spare and self._begins(spare, request):
+        if self._begins(spare, request):
             return spare
-        if spare:
-            self._leg = None
-            spare.end()
-        bare = self._fork(lambda: None)
-        self._begins(bare, request)
+        bare = self._leg = self._fork(lambda server: run_one(server, lambda: None))
+        self._hears(bare, request)
         return bare
 
-    def _begins(self, child: Child, request: dict[str, Any]) -> bool:
+    def _begins(self, child: Child | None, request: dict[str, Any]) -> TypeGuard[Child]:
+        """False where there is none, or no longer."""
         self._leg = child  # to be ended with the server
-        return child.give(request) and child.wire in self._wait(child.wire, child.pidfd) and child.said("began")
+        if child and not self._hears(child, request):
+            self._leg = None
+            child.end()
+        return self._leg is not None
+
+    def _hears(self, child: Child, request: dict[str, Any]) -> bool:
+        return bool(child.give(request) and child.wire in self._wait(child.wire, child.pidfd) and child.said("began"))
 
     def _settle(self) -> None:
         while self._leaving:
@@ -152,13 +197,20 @@ class Server:
         return [source for source in sources if source in readable]
 
     def _next(self) -> Child | None:
-        with contextlib.suppress(OSError):  # no process or memory to spare: the leg that needs one will say so
-            return self._fork(self._prepare)
+        return self._forked(lambda server: run_one(server, self._prepare))
+
+    def _live_on(self, server: socket.socket) -> None:
+        from harness import resident  # imports torch, which `main` must be the first to do
+
+        resident.live(server, self._prepare)
+
+    def _forked(self, live: Callable[[socket.socket], None]) -> Child | None:
+        with contextlib.suppress(OSError):  # no process or memory for it: the leg that needs one will say so
+            return self._fork(live)
         return None
 
-    def _fork(self, prepare: Callable[[], None]) -> Child:
-        others = filter(None, (self._leg, self._spare, *self._leaving))
-        return Child(prepare, [self._client, *(child.wire for child in others)])
+    def _fork(self, live: Callable[[socket.socket], None]) -> Child:
+        return Child(live, [self._client, *(child.wire for child in self._children())])
 
 
 def _import_what_legs_import() -> None:
@@ -169,8 +221,7 @@ def _import_what_legs_import() -> None:
     """
     import torch
 
-    import harness.memory
-    import harness.reach  # noqa: F401
+    import harness.resident  # noqa: F401
 
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET"):

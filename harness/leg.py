@@ -39,11 +39,7 @@ class WrongValues(Exception):
 
 def run_directory(directory: str) -> None:
     """Run the leg that ``request.json`` describes and write ``report.json``, whole or not at all."""
-    faulthandler.disable()
-    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL):
-        signal.signal(number, signal.SIG_DFL)  # a preloaded library's handler would run on, and may die otherwise
-    faulthandler.enable()  # a SIGSEGV then names the Python function that wrote
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # legs die on purpose
+    brace()
     folder = Path(directory)
     request = json.loads((folder / "request.json").read_text())
     if roots := request.get("roots"):
@@ -53,6 +49,15 @@ def run_directory(directory: str) -> None:
     part = folder / "report.json.part"
     part.write_text(json.dumps(report))
     part.rename(folder / "report.json")
+
+
+def brace() -> None:
+    """A fault ends this process by its own signal, without a core, and names the Python function that it was in."""
+    faulthandler.disable()
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL):
+        signal.signal(number, signal.SIG_DFL)  # a preloaded library's handler would run on, and may die otherwise
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # legs die on purpose
 
 
 def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, Any]:

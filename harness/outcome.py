@@ -47,6 +47,7 @@ class Leg:
     infra: str = ""  # why the machine, and not the code under test, is at fault
     facts: dict[str, Any] = field(default_factory=dict)
     trace: str = ""
+    shared: bool = False  # it ran in a process in which others did
 
     def as_dict(self, trace: bool = False) -> dict[str, Any]:
         """The leg as the JSON contract has it; empty fields left out.
@@ -54,7 +55,8 @@ class Leg:
         ``trace``: with what it printed as it failed, which of every leg would be most of a matrix.
         """
         row: dict[str, Any] = {"reverted": list(self.reverted), "outcome": self.outcome, "seconds": self.seconds}
-        more = {"error": self.error, "overflow": self.overflow, "facts": self.facts, "trace": trace and self.trace}
+        more = {"error": self.error, "overflow": self.overflow, "facts": self.facts, "shared": self.shared}
+        more["trace"] = trace and self.trace
         return row | {name: value for name, value in more.items() if value}
 
 
@@ -72,12 +74,12 @@ def read(
     raised, hits = report.get("raised"), report.get("hits", [])
     error, infra = _error(ending)
     said = "\n".join(filter(None, [error, (raised or {}).get("message", ""), report.get("wrong") or "", ending.stderr]))
-    guarded = any(re.search(guard, said) for guard in guards)
+    guarded = bool(ending.signal or raised) and any(re.search(guard, said) for guard in guards)
     if ending.timed_out:
         outcome = "hung"
     elif hits and not (raised and detector == "victim"):  # a victim is there to show what the stray write leads to
         outcome = "overflow"
-    elif (ending.signal or raised) and guarded:
+    elif guarded:
         outcome = "guarded"
     elif ending.signal or (raised and _DEVICE_ERROR.search(f"{raised['type']}: {raised['message']}")):
         outcome = "crashed"
@@ -100,6 +102,7 @@ def read(
         infra=infra,
         facts=report.get("facts", {}),
         trace=(raised or {}).get("trace", "") or ending.stderr[-4000:],
+        shared=ending.shared,
     )
 
 

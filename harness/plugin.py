@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from harness import code_base, fixes, history, selection, shards, workers
+from harness import code_base, early, fixes, history, selection, shards, workers
 from harness import report as reports
 from harness.case import Case
 from harness.device import resolve_device
@@ -104,6 +104,9 @@ def _record_here(config: pytest.Config) -> frozenset[str]:
     config.pluginmanager.register(
         workers.Workers(config.option.unfix_device, sorted(recorder.done), slow=bool(target.preload))
     )
+    if config.option.unfix_device == "cuda" and target.name == "eagle_kv":
+        ids = stash[_selected] or _able(config, stash[_catalogue].ids)[0]
+        config.pluginmanager.register(early.Builds(stash[_catalogue], ids, config.rootpath, "cuda"))
     return recorder.done
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness import outcome, overlay
+from harness import outcome, overlay, sharing
 from harness.case import Case
 from harness.code_base import CodeBase, eagle_kv
 from harness.device import visible
@@ -24,7 +24,7 @@ from harness.outcome import Leg
 from harness.reach import Target
 from harness.sandbox import Request, Servers, installed
 from harness.targets import locate
-from harness.turns import turn
+from harness.turns import MUCH, turn
 from harness.variants import NotFixedError, State, choose, choose_forward, state
 from harness.verdict import Expected, Verdict, judge
 
@@ -102,7 +102,8 @@ class Prover:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions and device as a leg sees them. Raises InfraError where the device asked for is not there."""
-        ending = self.servers.run(None, Request("harness.leg:environment", device=self.device, path=self.path))
+        request = Request("harness.leg:environment", device=self.device, path=self.path, shared=True)
+        ending = self.servers.run(None, request)
         if ending.report is None or ending.report["raised"]:
             raised = (ending.report or {}).get("raised") or {"message": ending.stderr.strip().rpartition("\n")[2]}
             raise InfraError(f"no leg can run on {self.device}: {raised['message']}")
@@ -159,7 +160,12 @@ class Prover:
         try:
             plans = [self._plan(out, list(involved)) for out in selections]
             _ = self.environment
-            legs = self._legs(case, plans)
+            legs = self._legs(case, plans, self._share(fix, case, expected, plans))
+            verdict = judge(fix_id, case, legs, expected)
+            if verdict.kind != "proved" and any(leg.shared for leg in legs):
+                self.servers.forsake()
+                legs = self._legs(case, plans)
+                verdict = judge(fix_id, case, legs, expected)
         except RottedError as error:
             rotted = self._result(fix_id, case, Verdict("rotted", str(error), error.fix or fix_id), (), expected)
             return replace(rotted, fix_in=self._with_every_fix_in(case, list(involved)))
@@ -167,7 +173,6 @@ class Prover:
             return self._result(fix_id, case, Verdict("skipped", str(error), fix_id))
         except InfraError as error:
             return self._result(fix_id, case, Verdict("infra", str(error), fix_id))
-        verdict = judge(fix_id, case, legs, expected)
         if verdict.kind not in ("proved", "infra") and (gone := self._gone(fix, case)):
             verdict = Verdict(verdict.kind, f"{verdict.reason}; blamed on a neighbour: {gone}", gone.fix or fix_id)
         return self._result(fix_id, case, verdict, legs, expected)
@@ -236,12 +241,27 @@ class Prover:
             targets.append(Target(reversal.target, file, place.module or None, place.qualname, reversal.entered_by))
         return reverted, tree, targets
 
-    def _legs(self, case: Case, plans: Sequence[_Plan]) -> tuple[Leg, ...]:
-        legs = tuple(self._leg(case, *plan) for plan in plans)
+    def _share(self, fix: Fix, case: Case, expected: Sequence[Expected], plans: Sequence[_Plan]) -> tuple[bool, ...]:
+        """For each leg, whether it may run where others did."""
+        if str(self.code_base.sources) not in self.path:  # no leg imports it anew
+            return (False,) * len(plans)
+        kill = sharing.guards_kill(self.catalogue, fix.scenario, self.target)
+        wanted = [case.on, *(want.outcome for want in expected)]
+        return tuple(
+            sharing.harmless(case, want, targets, guards_kill=kill)
+            for want, (_, _, targets) in zip(wanted, plans, strict=True)
+        )
+
+    def _legs(self, case: Case, plans: Sequence[_Plan], share: Sequence[bool] = ()) -> tuple[Leg, ...]:
+        """``share``: for each, whether it may run where others did; none may without."""
+        legs = tuple(
+            self._leg(case, plan, shared) for plan, shared in zip(plans, share or [False] * len(plans), strict=True)
+        )
         self.servers.settle()  # before anything is believed
         return legs
 
-    def _leg(self, case: Case, reverted: tuple[str, ...], tree: Path | None, targets: list[Target]) -> Leg:
+    def _leg(self, case: Case, plan: _Plan, shared: bool = False) -> Leg:
+        reverted, tree, targets = plan
         request = Request(
             entry=case.entry.replace("{target}", self.target),
             params=case.params,
@@ -251,10 +271,11 @@ class Prover:
             detector=case.detector,
             zone_bytes=case.zone_bytes,
             timeout=LEG_TIMEOUT[self.device],
+            shared=shared,
         )
         with turn(self._gpu, case.device_bytes) if self._gpu else contextlib.nullcontext():
             ending = self.servers.run(tree, request)
-            if case.device_bytes:
+            if case.device_bytes >= MUCH:
                 self.servers.settle()  # its memory is free before the next leg asks for as much
         stray = case.stray_given((ending.report or {}).get("facts", {}))
         return outcome.read(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -79,6 +80,7 @@ class Reach:
                 sys.settrace(None)
 
 
+@functools.cache  # a process may run many legs, and an overlay's file stays as it is
 def _definition_lines(target: Target) -> set[int]:
     """First lines, decorators included, of all that bears the target's name: a property and its setter."""
     nodes: list[ast.AST] = [ast.parse(Path(target.file).read_bytes())]

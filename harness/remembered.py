@@ -47,6 +47,7 @@ def remembered(question: str, text: str, about: Any, work: Callable[[], Any]) ->
 
 
 def _keep(kept: Path, answer: Any) -> None:
+    kept.parent.mkdir(mode=0o700, exist_ok=True)
     handle, made = tempfile.mkstemp(prefix=".making-", dir=kept.parent)
     with os.fdopen(handle, "w") as file:
         json.dump(answer, file)
@@ -59,9 +60,7 @@ def _keep(kept: Path, answer: Any) -> None:
 
 
 def _folder() -> Path:
-    folder = cache_dir() / "answers"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    return cache_dir() / "answers"
 
 
 def _key(question: str, text: str, about: Any) -> str:

@@ -1,6 +1,7 @@
 """Throwaway processes: run a leg, whatever it does to itself, and say how it ended.
 
 ``UNFIX_SANDBOX=inline`` runs legs in this process, for a debugger: a crash then takes the debugger's process along.
+``UNFIX_SANDBOX=isolated`` gives every leg a process of its own, those, too, that may share one (`harness.resident`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import ending, wire
+from harness import ending, inline, wire
 from harness.device import compute_capabilities
 from harness.ending import Ending
 from harness.errors import InfraError
@@ -46,6 +46,7 @@ class Request:
     zone_bytes: int = 4096
     timeout: float = 120.0  # seconds
     roots: Sequence[str] = ()  # which of the files under these it reads is in its ending; () for nobody asks
+    shared: bool = False  # declared to leave its process as it was: it may run where others did, and will
 
 
 class Sandbox:
@@ -79,23 +80,25 @@ class Sandbox:
         self._process = self._socket = None
         self._unsettled = False
 
-    def run(self, request: Request) -> Ending:
-        """Run one leg to its end. Raises InfraError where the server, not the leg, is at fault."""
+    def run(self, request: Request, *, shared: bool = False) -> Ending:
+        """Run one leg to its end, in a process of its own unless ``shared``.
+
+        Raises InfraError where the server, not the leg, is at fault.
+        """
         if os.environ.get("UNFIX_SANDBOX") == "inline":
-            return _run_inline(request)
+            return inline.run(_of_a_leg(request), request.path)
         try:
             directory = tempfile.mkdtemp(prefix="unfix-leg-")
         except OSError as error:
             raise InfraError(f"no folder for a leg could be made in {tempfile.gettempdir()}: {error}") from error
         try:
-            # what the fork server needs is not the leg's request
-            wanted = {k: v for k, v in dataclasses.asdict(request).items() if k not in ("path", "timeout")}
-            Path(directory, "request.json").write_text(json.dumps(wanted))
+            Path(directory, "request.json").write_text(json.dumps(_of_a_leg(request)))
             connection = self._start()  # not the leg's time
             started = time.monotonic()
-            status, timed_out = self._fork(connection, directory, request)
-            self._unsettled |= status == 0
-            return ending.read(directory, status, timed_out, time.monotonic() - started)
+            said, timed_out = self._fork(connection, directory, request, shared)
+            self._unsettled |= said["status"] == 0 and not said["shared"]
+            found = ending.read(directory, said["status"], timed_out, time.monotonic() - started)
+            return dataclasses.replace(found, shared=said["shared"], left=tuple(said["left"]))
         except OSError as error:
             raise InfraError(f"a leg's directory under {tempfile.gettempdir()} could not be used: {error}") from error
         finally:
@@ -121,22 +124,32 @@ class Sandbox:
             how = signal.Signals(-code).name if code < 0 else f"exit {code}"
             raise InfraError(f"a leg's process died after its report ({how}): what it reported is not to be believed")
 
-    def _fork(self, connection: socket.socket, directory: str, request: Request) -> tuple[int, bool]:
+    def forsake(self) -> None:
+        """Have no leg run where others did before this call: what one of them did there was not as declared."""
+        if self._socket:
+            with contextlib.suppress(OSError):  # lost: the next leg will say so
+                wire.send(self._socket, {"forsake": True})
+
+    def _fork(
+        self, connection: socket.socket, directory: str, request: Request, shared: bool
+    ) -> tuple[dict[str, Any], bool]:
+        """What the server said of the leg, in all, and whether the leg had to be stopped."""
         path = list(request.path)
         env = {"PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
         pid = 0
         try:
             connection.settimeout(START)
-            wire.send(connection, {"directory": directory, "path": path, "env": env})
-            pid = wire.receive(connection)["pid"]
+            wire.send(connection, {"directory": directory, "path": path, "env": env, "shared": shared})
+            begun = wire.receive(connection)
+            pid = begun["pid"]
             connection.settimeout(request.timeout)
             try:
-                return wire.receive(connection)["status"], False
+                return begun | wire.receive(connection), False
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
                 connection.settimeout(30)
-                return wire.receive(connection)["status"], True
+                return begun | wire.receive(connection), True
         except (OSError, ValueError, KeyError) as error:
             if pid:  # a leg outlives a server that was killed
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -215,12 +228,18 @@ class Servers:
         """Run a leg of an overlay (None: of the sources as they are). Raises InfraError as ``Sandbox.run`` does."""
         key = tree if self._preload else None
         path = request.path if self._preload else ()
+        apart = self._preload or request.roots or os.environ.get("UNFIX_SANDBOX") == "isolated"
         server = self._open.pop(key, None) or Sandbox(self._device, self._preload, path)
         self._open[key] = server  # the last used is the last to go
         while len(self._open) > self.KEPT:
             with self._open.pop(next(iter(self._open))) as oldest:
                 oldest.settle()
-        return server.run(request)
+        return server.run(request, shared=request.shared and not apart)
+
+    def forsake(self) -> None:
+        """As ``Sandbox.forsake``, of all servers."""
+        for server in self._open.values():
+            server.forsake()
 
     def settle(self) -> None:
         """As ``Sandbox.settle``, of all servers: a case's legs are judged after this."""
@@ -242,31 +261,6 @@ def installed(package: str, path: Sequence[str] = ()) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _import_path(path: Sequence[str]) -> Iterator[None]:
-    """The overlay in front of sys.path, and nothing of it left in sys.modules afterwards."""
-    before = set(sys.modules)
-    sys.path[:0] = path
-    try:
-        yield
-    finally:
-        del sys.path[: len(path)]
-        # a checkout holds its .venv: what is installed there stays, torch can't be imported twice
-        installed = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
-        for name in set(sys.modules) - before:
-            file = str(getattr(sys.modules[name], "__file__", None) or "")
-            if file.startswith(tuple(path)) and not file.startswith(installed):
-                del sys.modules[name]
-
-
-def _run_inline(request: Request) -> Ending:
-    from harness import leg
-
-    reached: list[str] = []
-    started = time.monotonic()
-    wanted = {k: v for k, v in dataclasses.asdict(request).items() if k not in ("path", "timeout")}
-    if request.device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
-    with _import_path(request.path):
-        report = leg.run(wanted, reached.append)
-    return Ending(report, tuple(reached), "", "", 0, None, False, round(time.monotonic() - started, 4))
+def _of_a_leg(request: Request) -> dict[str, Any]:
+    """What the leg's process is told; the rest is for the fork server."""
+    return {k: v for k, v in dataclasses.asdict(request).items() if k not in ("path", "timeout", "shared")}

@@ -22,7 +22,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -76,7 +76,7 @@ class Swept:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "fix": self.fix, "shapes": self.shapes, "verdicts": dict(self.verdicts), "told": self.told,
+            "fix": self.fix, "shapes": self.shapes, "verdicts": dict(+self.verdicts), "told": self.told,
             "smallest": self.smallest and self.smallest.as_dict(), "disturbed": self.disturbed,
             "stopped": self.stopped and self.stopped.as_dict(),
             "legs": {"together": self.ran.together, "processes": self.ran.processes, "alone": self.ran.alone},
@@ -90,15 +90,15 @@ class Sweeper(Prover):
     def __init__(self, *args: Any, company: Company, **kwargs: Any):
         super().__init__(*args, servers=company, **kwargs)
         self._company = company
-        self._plans: dict[tuple[tuple[str, ...], ...], Any] = {}
+        self._planned: dict[tuple[tuple[str, ...], ...], Any] = {}
 
     def __enter__(self) -> Sweeper:
         return self
 
     def sweep(self, space: Space, examples: int, seed: int) -> Swept:
         """Never raises for what the code under test does. Raises InfraError where a server is at fault."""
-        _ = self.environment
         self._company.start(self.path)
+        _ = self.environment
         started = time.monotonic()
         cases = {_name(case): case for case in map(space.swept, draw(space.options, examples, seed))}
         swept = Swept(space.fix, len(cases))
@@ -106,8 +106,8 @@ class Sweeper(Prover):
         suspects = self._judge(space, cases, keys, swept)
         swept.seconds = round(time.monotonic() - started, 3)
         self._company.forget()
-        if suspects:
-            self._look_closer(space, cases, suspects, swept, examples, seed)
+        if first := self._confirm(space, cases, suspects, swept):
+            swept.smallest = self._shrink(space, first, set(keys) - set(suspects), examples, seed)
         return swept
 
     def _run_ahead(self, space: Space, cases: dict[str, Case], swept: Swept) -> dict[str, set[str]]:
@@ -134,45 +134,57 @@ class Sweeper(Prover):
         swept.ran = self._company.ahead(together, alone)
         return keys
 
-    def _judge(self, space: Space, cases: dict[str, Case], keys: dict[str, set[str]], swept: Swept) -> list[str]:
-        """Names of the cases that did not do as declared."""
-        suspects = []
+    def _judge(self, space: Space, cases: dict[str, Case], keys: dict[str, set[str]], swept: Swept) -> dict[str, str]:
+        """Names of the cases that did not do as declared, and what they did."""
+        suspects = {}
         for name, legs in keys.items():
             verdict = self.prove(space.fix, cases[name]).verdict.kind
             swept.verdicts[verdict] += 1
             if verdict != "proved":
-                suspects.append(name)
+                suspects[name] = verdict
             elif legs & swept.ran.broke:
                 swept.disturbed.append(cases[name].id)
             else:
                 swept.told += cases[name].tells
         return suspects
 
-    def _look_closer(
-        self, space: Space, cases: dict[str, Case], suspects: list[str], swept: Swept, examples: int, seed: int
-    ) -> None:
-        """Run suspects alone until one disagrees, and shrink that."""
-        alone: dict[str, Result] = {}
+    def _confirm(self, space: Space, cases: dict[str, Case], suspects: dict[str, str], swept: Swept) -> Result | None:
+        """The first of the suspects that disagrees alone, too."""
+        for name, in_company in suspects.items():
+            result = self._prove_alone(space.fix, cases[name])
+            if result.verdict.kind == "infra":
+                swept.stopped = result
+                return None
+            if result.verdict.kind != "proved":
+                return result
+            if in_company == "infra":  # short of memory, say
+                swept.verdicts.update(infra=-1, proved=1)
+                swept.told += cases[name].tells
+            else:
+                swept.disturbed.append(cases[name].id)
+        return None
+
+    def _shrink(self, space: Space, first: Result, agree: Collection[str], examples: int, seed: int) -> Result:
+        """A shape of which no part can be made smaller, found from the first that disagrees."""
+        known = {_name(first.case): first}
+        shrinking = False
 
         def disagrees(options: Options) -> bool:
+            nonlocal shrinking
             case = space.swept(options)
             name = _name(case)
-            if name in cases and name not in suspects:
+            shrinking = shrinking or name in known
+            if not shrinking or name in agree:
                 return False
-            if name not in alone:
-                alone[name] = self._prove_alone(space.fix, case)
-            return alone[name].verdict.kind not in _NOT_A_FINDING
+            if name not in known:
+                known[name] = self._prove_alone(space.fix, case)
+            return known[name].verdict.kind not in _NOT_A_FINDING
 
-        first = self._prove_alone(space.fix, cases[suspects[0]])
-        if first.verdict.kind == "infra":
-            swept.stopped = first
-            return
         smallest = _first(space.options, disagrees, examples, seed)
-        if smallest:
-            whole = self._prove_alone(space.fix, space.case(smallest))
-            shown = whole.verdict.kind not in _NOT_A_FINDING
-            swept.smallest = whole if shown else alone[_name(space.swept(smallest))]
-        swept.disturbed += [cases[n].id for n in suspects if n in alone and alone[n].verdict.kind == "proved"]
+        if smallest is None:  # it was not drawn again
+            return first
+        whole = self._prove_alone(space.fix, space.case(smallest))
+        return known[_name(space.swept(smallest))] if whole.verdict.kind in _NOT_A_FINDING else whole
 
     def _prove_alone(self, fix: str, case: Case) -> Result:
         """Each leg in a process of its own; they run side by side."""
@@ -190,9 +202,9 @@ class Sweeper(Prover):
     def _plan(self, out: Sequence[str], involved: Sequence[str]) -> Any:
         """As a prover's, which is asked for the same few over and over here."""
         named = tuple(out), tuple(involved)
-        if named not in self._plans:
-            self._plans[named] = super()._plan(out, involved)
-        return self._plans[named]
+        if named not in self._planned:
+            self._planned[named] = super()._plan(out, involved)
+        return self._planned[named]
 
 
 def draw(options: SearchStrategy[Options], examples: int, seed: int) -> list[Options]:

@@ -79,7 +79,7 @@ def lines(swept: Swept, again: str | None) -> list[str]:
     if swept.stopped:
         return [f"{fix}: {swept.stopped.verdict.kind}: {swept.stopped.verdict.reason}"]
     said = [
-        f"{fix}: {swept.shapes} shapes: {', '.join(f'{n} {kind}' for kind, n in swept.verdicts.items())}; "
+        f"{fix}: {swept.shapes} shapes: {', '.join(f'{n} {kind}' for kind, n in (+swept.verdicts).items())}; "
         f"{swept.told} tell the fix from its absence; {swept.rate:.0f} a second, "
         f"{ran.together} legs in {ran.processes} processes and {ran.alone} alone"
     ]

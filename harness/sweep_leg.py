@@ -1,7 +1,7 @@
 """Many legs in one throwaway process, one after the other: what a chunk of a sweep runs.
 
 Each has a detector and a reach-proof of its own. Of what they leave to each other, one thing would let a leg look right
-that isn't: memory that an earlier one freed may hold the very values that this one must compute. So what the red zone
+that isn't: memory that an earlier one freed may hold the very values that this one must compute. So what a detector
 hands out is filled with a pattern first. A compiled Triton kernel counts as reached once any leg here has launched it.
 
 It ends early, before it has written a report down, where the process is no good for another leg: the device no longer
@@ -20,15 +20,7 @@ import torch
 
 from harness import leg, memory
 
-PATTERN = 0xA5  # in each byte: as an int32 it is negative, so no slot, length or offset
-
-
-class Filled(memory.RedZone):
-    """A red zone whose payload holds nothing that an earlier leg left there."""
-
-    def place(self, nbytes: int, itemsize: int, device: torch.device) -> tuple[torch.Tensor, bool]:
-        payload, _ = super().place(nbytes, itemsize, device)
-        return payload.fill_(PATTERN), False
+STALE = 0xA5  # in each byte: as an int32 it is negative, so no slot, length or offset
 
 
 def run(params: dict[str, Any], device: str) -> None:
@@ -37,7 +29,7 @@ def run(params: dict[str, Any], device: str) -> None:
     A leg is a request as `harness.leg` takes it, with its ``timeout`` in seconds. A line is ``{"report": …, "reached":
     [...]}``.
     """
-    memory.DETECTORS[memory.RedZone.name] = Filled
+    memory.Watch.fresh = STALE
     with open(params["log"], "w", encoding="utf-8", buffering=1) as log:
         for request in params["legs"]:
             signal.setitimer(signal.ITIMER_REAL, request["timeout"])  # ends the process, whatever it hangs in

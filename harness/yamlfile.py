@@ -15,6 +15,7 @@ from harness.errors import ToggleError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times faster
 
 
 @dataclass
@@ -81,7 +82,7 @@ def read(path: Path) -> Node:
         raise ToggleError(f"{name}:{line}: not UTF-8: byte {data[error.start]:#04x}") from None
     try:
         _check_events(text, name)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = 1 + (error.problem_mark.line if error.problem_mark is not None else 0)
         raise ToggleError(f"{name}:{line}: not YAML: {error.problem or error.context}") from None
@@ -99,7 +100,7 @@ def read(path: Path) -> Node:
 def _check_events(text: str, name: str) -> None:
     """Look at the file before any of it is built: nesting and aliases are what a hostile file would use."""
     depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=_Loader):
         line = 1 + (event.start_mark.line if event.start_mark is not None else 0)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise ToggleError(f"{name}:{line}: anchors and aliases aren't allowed: write the value out")

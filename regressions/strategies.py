@@ -61,7 +61,7 @@ class Most:
     wide_steps: int  # the most rows of 2**31 elements
 
 
-MOST = {"cpu": Most(3, 3, 3, 12, (1, 2, 4), 8, 2), "cuda": Most(8, 8, 8, 1024, (1, 4, 16), 32, 1)}
+MOST = {"cpu": Most(3, 3, 3, 12, (1, 2, 4), 8, 2), "cuda": Most(8, 8, 8, 1024, (1, 4, 16), 16, 1)}
 
 
 @st.composite

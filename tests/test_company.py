@@ -185,7 +185,7 @@ def test_alone_is_alone_from_the_start(company, legs):
 def test_what_is_noted_is_not_run(company, legs):
     leg = legs("at", n=1, dies="always")
     with company.noting() as noted:
-        assert company.run(None, leg) is NOT_RUN
+        assert company.run(None, leg) is NOT_RUN is company.run(None, leg)
     assert noted == [leg]
 
 

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 import eagle_kv
 import numpy
 import triton
-from eagle_kv import reference
+from eagle_kv import kernel, reference
 from eagle_kv.backends import BACKENDS
 from eagle_kv.backends.wrappers import StepWrappers
 from eagle_kv.batch import DraftBatch, DraftConfig, make_req_to_token
@@ -46,7 +46,9 @@ SHAPES = [
     pytest.param(2, 3, 4, [0], id="only-empty"),
     pytest.param(3, 1, 1, [4, 0, 7], id="one-step"),
     pytest.param(2, 3, 1, [2, 0, 5, 1, 3], id="five-requests"),
-    pytest.param(2, 2, 1, [1030, 1], id="longer-than-a-block"),
+    pytest.param(2, 2, 1, [1030, 1], id="longer-than-a-tile"),
+    pytest.param(4, 3, 1, [0, 1, 2, 3, 4], id="shorter-than-16-bytes"),
+    pytest.param(5, 9, 1, [2049], id="many-steps"),
 ]
 
 
@@ -91,7 +93,6 @@ def test_kernel_writes_the_reference_and_nothing_else(topk, num_steps, page_size
         batch.req_pool_indices,
         table,
         batch.seq_lens,
-        batch.positions,
         canvas[:, :width],
         indptr_canvas,
         topk=topk,
@@ -104,6 +105,44 @@ def test_kernel_writes_the_reference_and_nothing_else(topk, num_steps, page_size
     want_indptr[:, : indptr.shape[1]] = indptr
     assert torch.equal(canvas.cpu(), want)
     assert torch.equal(indptr_canvas.cpu(), want_indptr)
+
+
+def test_programs_that_are_too_few_for_a_prefix_take_several_tiles_each(monkeypatch):
+    monkeypatch.setattr(kernel, "PROGRAMS", 12)  # two a step and request
+    config = config_of(2, 3, max_context_len=5000)
+    table = make_req_to_token(config, seed=3)
+    batch = batch_of([4990, 2100], 2)
+    lists, indptr = expected(config, batch, table)
+    rows = torch.full((3, len(lists[-1])), -9, dtype=torch.int32, device=DEVICE)
+    starts = torch.full((3, 5), -9, dtype=torch.int32, device=DEVICE)
+    fill_draft_kv_indices(batch.req_pool_indices, table, batch.seq_lens, rows, starts, topk=2, page_size=1)
+    assert torch.equal(starts.cpu().long(), indptr)
+    for row, want in zip(rows.cpu(), lists, strict=True):
+        assert torch.equal(row[: len(want)].long(), want)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
+def test_kernel_is_captured_once_and_replayed_for_other_lengths():
+    config = config_of(3, 4, page_size=4, max_context_len=3000)
+    table = make_req_to_token(config, seed=3)
+    batch, later = batch_of([1, 1], 3), batch_of([2999, 1030], 3)
+    _, last = expected(config, later, table)
+    rows = torch.full((4, int(last[-1, -1])), -9, dtype=torch.int32, device=DEVICE)
+    indptr = torch.full((4, 7), -9, dtype=torch.int32, device=DEVICE)
+
+    def fill():
+        fill_draft_kv_indices(batch.req_pool_indices, table, batch.seq_lens, rows, indptr, topk=3, page_size=4)
+
+    fill()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fill()
+    batch.seq_lens.copy_(later.seq_lens)
+    graph.replay()
+    lists, starts = expected(config, later, table)
+    assert torch.equal(indptr.cpu().long(), starts)
+    for row, want in zip(rows.cpu(), lists, strict=True):
+        assert torch.equal(row[: len(want)].long(), want)
 
 
 def test_draft_positions_are_page_aligned_for_each_branch():
@@ -121,9 +160,7 @@ def test_kernel_literal_page_4_topk_2_steps_3_seq_len_6():
     batch = DraftBatch.of([6], 2, device=DEVICE)
     rows = torch.zeros((3, 18), dtype=torch.int32, device=DEVICE)
     indptr = torch.full((3, 3), -1, dtype=torch.int32, device=DEVICE)
-    fill_draft_kv_indices(
-        batch.req_pool_indices, table, batch.seq_lens, batch.positions, rows, indptr, topk=2, page_size=4
-    )
+    fill_draft_kv_indices(batch.req_pool_indices, table, batch.seq_lens, rows, indptr, topk=2, page_size=4)
     prefix = [100, 101, 102, 103, 104, 105]
     assert rows[0, :14].tolist() == [*prefix, 106, *prefix, 114]
     assert rows[2].tolist() == [*prefix, 106, 107, 108, *prefix, 114, 115, 116]
@@ -170,7 +207,7 @@ batch = DraftBatch.of([3, 2], 2)
 result = {}
 for name, module in (("as-it-is", kernel), ("line-deleted", load(reverted))):
     indptr = torch.zeros((steps, 5), dtype=torch.int32)
-    args = (batch.req_pool_indices, table, batch.seq_lens, batch.positions, rows, indptr)
+    args = (batch.req_pool_indices, table, batch.seq_lens, rows, indptr)
     module.fill_draft_kv_indices(*args, topk=2, page_size=1)
     wrapped = flat[before + 4 * width - 2**32 :][:30]
     result[name] = [rows[3, :26].tolist(), rows[4, :30].tolist(), wrapped.tolist(), indptr[4].tolist()]
@@ -218,8 +255,8 @@ def compile(fn, constants, **types):
 
 ttir = compile(
     generate_draft_decode_kv_indices,
-    dict(page_size=4, seqs_upper=8, branches_upper=16, steps_upper=8, block_size=1024),
-    req_pool_indices="*i64", req_to_token="*i32", seq_lens="*i64", positions="*i64",
+    dict(page_size=4, seqs_upper=8, topk_upper=2, ends_upper=16, tile=1024),
+    req_pool_indices="*i64", req_to_token="*i32", seq_lens="*i64",
     kv_indices="*i32", kv_indptr="*i32",
 ).asm["ttir"]
 attention = compile(

@@ -16,6 +16,9 @@ import pytest
 import torch
 from eagle_kv import jit, store
 
+from harness.early import Builds
+from harness.fixes import Catalogue
+
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 ASKS = """
@@ -147,3 +150,34 @@ def test_whatever_goes_into_a_build_makes_another(what: str, monkeypatch: pytest
     else:
         tools.environment["TVM_FFI_CUDA_ARCH_LIST"] = "10.0"
     assert jit._key(text, CPU, tools) != before
+
+
+SLOT, SIZE = "27486:slot-assert", "27338:topk-factor"
+
+
+def test_what_is_begun_with_a_run_is_what_its_legs_need(
+    compiler: Compiler, catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNFIX_CACHE", str(tmp_path / "unfix"))
+    begun = Builds(catalogue, [SLOT, SIZE], ROOT, "cpu")
+    as_it_is, fix_out = begun.sources()
+    assert as_it_is == store.SOURCE and "assert(slot" not in fix_out.read_text()
+    begun.pytest_sessionstart()
+    compiler.let_go()
+    assert [process.wait(timeout=60) for process in begun.processes] == [0, 0]
+    begun.pytest_sessionfinish()
+    assert all(jit.load(source, CPU, "test")["store_cache"] for source in (as_it_is, fix_out))
+    assert compiler.close() == 2
+
+
+def test_a_run_that_needs_no_build_begins_none(catalogue: Catalogue) -> None:
+    assert Builds(catalogue, [SIZE, "own:int32-rows"], ROOT, "cpu").sources() == []
+
+
+def test_builds_end_with_their_run(compiler: Compiler, catalogue: Catalogue) -> None:
+    begun = Builds(catalogue, [SLOT], ROOT, "cpu")
+    begun.pytest_sessionstart()
+    compiler.await_run()
+    begun.pytest_sessionfinish()
+    assert {process.returncode for process in begun.processes} == {-signal.SIGKILL}
+    compiler.let_go()  # ninja's own child outlives it

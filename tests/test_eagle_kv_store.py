@@ -71,12 +71,23 @@ def test_strided_rows_caches_and_indices(pitch: int, index_dtype: torch.dtype, d
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_zero_rows_store_nothing_and_need_no_kernel(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_launch", lambda *_: pytest.fail("launched for zero rows"))
+def test_zero_rows_store_nothing(device: str) -> None:
     k, v, k_cache, v_cache = rows_and_caches(0, 8, 4, torch.float16, device)
     before = k_cache.clone()
     store_cache(k, v, k_cache, v_cache, torch.empty(0, dtype=torch.int64, device=device))
     assert torch.equal(k_cache, before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_lone_row_is_stored_whatever_its_stride(rows: int, device: str) -> None:
+    k, v, k_cache, v_cache = rows_and_caches(rows, 24, rows, torch.float16, device)
+    lone = k[:, :8], v[:, :8], k_cache[:, 8:16], v_cache[:, 16:]
+    want = k_cache.clone()
+    want[:, 8:16] = k[:, :8]
+    store_cache(*lone, torch.arange(rows, device=device))
+    assert torch.equal(k_cache, want)
+    assert torch.equal(v_cache[:, 16:], v[:, :8])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -144,13 +155,20 @@ def test_the_assert_is_one_line_and_the_kernel_stores_without_it(tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": torch.zeros(2, 3, dtype=torch.float16)}, "v holds rows of torch.float32 x 8"),
+        (
+            {"k": torch.zeros(2, 3, dtype=torch.float16)},
+            "v holds rows of 8 x float32 on cpu: must match k's, 3 x float16",
+        ),
         ({"k": torch.zeros(2, 8, 1)}, "k has shape (2, 8, 1): must be 2-D"),
-        ({"v": torch.zeros(8, 2).t()}, "v has stride (1, 2): elements of a row must be adjacent"),
-        ({"indices": torch.zeros(2, dtype=torch.int16)}, "indices are torch.int16 on cpu: must be int32 or int64"),
-        ({"indices": torch.zeros(3, dtype=torch.int64)}, "indices have shape (3,) for 2 rows of k and 2 of v"),
+        ({"v": torch.zeros(8, 2).t()}, "v has stride 2 within a row: elements of a row must be adjacent"),
+        ({"indices": torch.zeros(2, dtype=torch.int16)}, "indices are int16 on cpu: must be int32 or int64 on cpu"),
+        ({"indices": torch.zeros(3, dtype=torch.int64)}, "indices have shape (3) for 2 rows of k and 2 of v"),
+        ({"indices": torch.zeros((), dtype=torch.int64)}, "indices have shape () for 2"),
+        ({"k": torch.zeros(2, 8, device="meta")}, "tensors are on meta: must be on cpu or cuda"),
+        ({"v": None}, "takes five tensors and an integer"),
         ({"size_limit": 7}, "size_limit is 7: must be 0 to 6"),
         ({"size_limit": -1}, "size_limit is -1"),
+        ({"size_limit": 2.0}, "takes five tensors and an integer"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(change: dict, message: str) -> None:

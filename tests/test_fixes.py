@@ -253,7 +253,10 @@ def test_mistakes_in_forms(tmp_path, monkeypatch, name):
         (b"pr: 1\ntitle: \xff\n", ":2: not UTF-8"),
         (b"pr: 1\ntitle: \x00\n", ":1: not YAML"),
         (b"#" * ((1 << 20) + 1), ":1: larger than 1048576 bytes"),
-        (b"[" * 100_000, ":1: nested deeper"),
+        (
+            b"[" * 100_000,
+            ":1: (nested deeper|not YAML: exceeded maximum nesting depth)",
+        ),  # libyaml has a limit of its own
     ],
     ids=["empty", "list", "not utf-8", "nul", "large", "deep"],
 )

@@ -541,3 +541,27 @@ def test_cuda_without_its_bindings_is_one_clear_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(ImportError, match="^the guard page on CUDA needs cuda.bindings: pip install cuda-bindings$"):
         GuardPage().place(4, 4, torch.device("cuda", 0))
+
+
+# --- memory in which others were before ------------------------------------------------------------------------------
+
+EMPTIES = {
+    "empty": lambda device: torch.empty(3, 5, device=device),
+    "empty_like of a transpose": lambda device: torch.empty_like(torch.zeros(3, 5, device=device).t()),
+    "empty_strided": lambda device: torch.empty_strided((3, 2), (5, 2), device=device),
+    "new_empty": lambda device: torch.zeros(1, device=device).new_empty((2, 2), dtype=torch.bool),
+    "requires_grad": lambda device: torch.empty(4, requires_grad=True, device=device),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("detector", ["red-zone", "victim"])
+@pytest.mark.parametrize("factory", EMPTIES.values(), ids=EMPTIES.keys())
+def test_what_a_factory_leaves_as_it_is_is_filled_where_others_were(monkeypatch, factory, detector, device) -> None:
+    monkeypatch.setattr(Watch, "fresh", 0xA5)
+    with DETECTORS[detector](zone_bytes=ZONE) as watch:
+        made = factory(device)
+        hits = watch.check()
+    assert set(made.detach().contiguous().view(torch.uint8).flatten().tolist()) == {0xA5} and hits == []
+    with DETECTORS[detector](zone_bytes=ZONE):
+        assert torch.zeros(3, device=device).tolist() == [0, 0, 0] and torch.tensor([7], device=device).tolist() == [7]

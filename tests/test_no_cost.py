@@ -53,7 +53,8 @@ def without(tmp_path: Path) -> Compile:
     def run(**params: Any) -> dict[str, str]:
         wanted = json.dumps({"cache": str(tmp_path / "caches"), **params})
         code = [sys.executable, str(BENCHMARKS / "no_cost_legs.py"), "compiled", wanted, "cpu"]
-        env = {**os.environ, "PYTHONPATH": str(KERNELS)}
+        inherited = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", str(ROOT))]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(KERNELS), *inherited])}
         return json.loads(subprocess.run(code, env=env, check=True, stdout=subprocess.PIPE, timeout=240).stdout)
 
     return run

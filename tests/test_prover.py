@@ -10,7 +10,8 @@ from harness import fixes
 from harness.case import Case, Stray
 from harness.errors import InfraError, RottedError
 from harness.prover import Prover
-from harness.sandbox import Sandbox, Servers
+from harness.sandbox import Request, Sandbox, Servers
+from harness.turns import MUCH
 
 PACKAGE = """
 import ctypes
@@ -43,7 +44,7 @@ def fill(n, topk):
     return spare(int(buffer.sum()))
 """
 LEGS = """
-import os, signal, time
+import os, signal, sys, time
 
 def fill(params, device):
     from harness.leg import WrongValues
@@ -54,7 +55,15 @@ def fill(params, device):
     return {"sum": got}
 
 def kills(params, device): os.kill(os.getppid(), signal.SIGKILL)
+def pid(params, device): return {"pid": os.getpid()}
 def starves(params, device): raise MemoryError("no memory")
+
+def is_disturbed(params, device):
+    # in a process in which it ran before, and then only, it does as it is told
+    before, sys.unfix_ran = getattr(sys, "unfix_ran", False), True
+    if before and params["how"] == "dies": os.kill(os.getpid(), signal.SIGSEGV)
+    if before and params["how"] == "is wrong": params = {**params, "n": 1}
+    return fill(params, device)
 
 def lingers(params, device):
     exits, os._exit = os._exit, lambda code: (time.sleep(0.5), exits(code))
@@ -165,6 +174,27 @@ def test_a_fix_is_proved(prover):
     assert (over["side"], over["observed_elements"], over["predicted_elements"]) == ("after", 4, 4)
     assert (over["first_offset_bytes"], over["last_offset_bytes"]) == (0, 12)
     assert [set(leg.reached) for leg in result.legs] == [set(leg.targets) for leg in result.legs]
+    assert [leg["shared"] for leg in result.as_dict()["legs"]] == [True] * 3
+
+
+@pytest.mark.parametrize("how", ["dies", "is wrong"])
+def test_what_is_not_as_declared_in_company_runs_again_alone(prover, sandbox, project, how):
+    def company():
+        return sandbox.run(Request("unfix_test_tiny_legs:pid", path=[str(project)]), shared=True).report["facts"]["pid"]
+
+    before = company()
+    wanted = case(entry="is_disturbed")
+    wanted.params["how"] = how
+    result = prover.prove(SIZE, wanted)
+    assert result.verdict.kind == "proved"
+    assert [leg.get("shared", False) for leg in result.as_dict()["legs"]] == [False] * 3
+    assert company() != before
+    assert [leg.shared for leg in prover.prove(SIZE, case()).legs] == [True] * 3
+
+
+def test_a_finding_is_a_leg_s_that_ran_alone(prover):
+    result = prover.prove(SIZE, case(stray=Stray("after", 3)))
+    assert result.verdict.kind == "unexpected" and not any(leg.shared for leg in result.legs)
 
 
 def test_an_input_that_cannot_tell_says_so(prover):
@@ -287,14 +317,16 @@ def test_a_lost_server_is_infra_and_the_next_case_runs(project):
         assert prover.prove(SIZE, case()).verdict.kind == "proved"
 
 
-def test_a_leg_whose_process_dies_after_its_report_is_not_believed(prover):
+def test_a_leg_whose_process_dies_after_its_report_is_not_believed(prover, monkeypatch):
+    monkeypatch.setenv("UNFIX_SANDBOX", "isolated")
     result = prover.prove(SIZE, case(entry="dies_late"))
     assert result.verdict.kind == "infra" and "SIGSEGV" in result.verdict.reason
     assert prover.prove(SIZE, case()).verdict.kind == "proved"
 
 
-@pytest.mark.parametrize("device_bytes", [0, 1])
-def test_a_leg_that_held_much_memory_is_gone_before_the_next(prover, tmp_path, device_bytes):
+@pytest.mark.parametrize("device_bytes", [0, MUCH])
+def test_a_leg_that_held_much_memory_is_gone_before_the_next(prover, tmp_path, monkeypatch, device_bytes):
+    monkeypatch.setenv("UNFIX_SANDBOX", "isolated")
     wanted = case(entry="lingers", device_bytes=device_bytes, tells=False)
     wanted.params["note"] = str(tmp_path / "note")
     legs = prover.prove("1:unused", wanted).legs

@@ -179,7 +179,7 @@ def test_a_full_disk_ends_the_log_at_a_line_and_is_said(tmp_path):
 
 def test_a_killed_run_is_gone_on_from_and_equals_an_unbroken_one(steady, unfix, tmp_path):
     """The real command, killed as hard as can be when a third of its cases have ended."""
-    select, log = ["27338:topk-factor", "--device", "cpu", "-n", "2"], tmp_path / "night.jsonl"
+    select, log = ["27338:capacity-assert", "--device", "cpu", "-n", "2"], tmp_path / "night.jsonl"
     whole = tmp_path / "whole.json"
     assert unfix("run", *select, "--json", str(whole), cwd=steady).returncode == 0
     expected = json.loads(whole.read_text())

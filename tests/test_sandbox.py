@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import sandbox as sandbox_module
-from harness import wire
+from harness import inline, wire
 from harness.ending import CAPTURE_BYTES
 from harness.errors import InfraError
+from harness.forkserver import IN_A_ROW
 from harness.sandbox import Request, Sandbox
 
 LEGS = """
@@ -285,11 +285,14 @@ def test_nothing_is_left_of_a_client_that_was_killed(folder, root, tmp_path, doi
 
 
 class TestSpare:
-    """The next leg's process is there before it is asked for, and is nobody's until then."""
+    """After a few legs in a row, the next one's process is there before it is asked for, and is nobody's until then."""
 
     @pytest.fixture
     def alone(self, run, sandbox):
         """Runs a leg; which process that was, which the server's and, alone beside it, the spare's."""
+        sandbox.forsake()
+        for _ in range(IN_A_ROW):
+            run("nothing")
 
         def alone():
             sandbox.settle()
@@ -318,6 +321,9 @@ class TestSpare:
     @pytest.mark.parametrize("how", ["closed", "killed"])
     def test_it_ends_with_its_server(self, folder, how):
         with Sandbox("cpu") as sandbox:
+            for _ in range(IN_A_ROW):
+                sandbox.run(Request("unfix_test_legs:nothing", path=[str(folder)]))
+            sandbox.settle()
             left = sandbox.run(Request("unfix_test_legs:others", path=[str(folder)])).report["facts"]
             if how == "killed":
                 os.kill(left["server"], signal.SIGKILL)
@@ -328,7 +334,7 @@ class TestSpare:
 SERVER = """
 import os, sys, socket
 from harness import forkserver
-forkserver.TEAR_DOWN = 0.5
+forkserver.TEAR_DOWN, forkserver.IN_A_ROW = 0.5, 1
 
 def prepare():
     how, note = sys.argv[2:]
@@ -369,7 +375,8 @@ class TestPrepared:
 
     def test_a_leg_finds_what_was_prepared_in_its_own_process(self, prepared, request_, tmp_path, capfd):
         sandbox = prepared("well")
-        endings = [sandbox.run(request_("sees_a_variable")) for _ in range(2)]
+        first, *endings = [sandbox.run(request_("sees_a_variable")) for _ in range(3)]
+        assert first.report["facts"]["prepared"] is None, "there was no leg before it"
         pids = (tmp_path / "note").read_text().split()
         for at, ending in enumerate(endings):
             assert ending.report["facts"] == {"prepared": "well", "pid": int(pids[at])}
@@ -380,6 +387,7 @@ class TestPrepared:
     @pytest.mark.parametrize("how", ["raises", "exits", "aborts"])
     def test_a_leg_does_without_a_spare_that_could_not(self, prepared, request_, tmp_path, how):
         sandbox = prepared(how)
+        sandbox.run(request_("nothing"))
         for _ in range(2):
             ending = sandbox.run(request_("sees_a_variable"))
             assert ending.report["facts"]["prepared"] is None and ending.exit_code == 0
@@ -478,7 +486,7 @@ class TestInline:
 
     def test_what_is_installed_below_its_path_stays(self):
         sys.modules.pop("shellingham", None)
-        with sandbox_module._import_path([sys.prefix]):
+        with inline.import_path([sys.prefix]):
             importlib.import_module("shellingham")
         assert "shellingham" in sys.modules
 

@@ -171,6 +171,9 @@ class Watch(TorchFunctionMode):
     """
 
     name: ClassVar[str]
+    # What each byte is set to that a factory leaves as it is, in a process that ran other legs: they may have left the
+    # very values there that this one must compute. None: nobody was there before.
+    fresh: ClassVar[int | None] = None
 
     def __init__(self, zone_bytes: int = DEFAULT_ZONE_BYTES) -> None:
         super().__init__()
@@ -229,20 +232,28 @@ class Watch(TorchFunctionMode):
         return made
 
     def _place_like_meta(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        device = _device_asked_for(args, kwargs)
-        if device.type not in ("cpu", "cuda") or _capturing(device):
+        device, fill = _device_asked_for(args, kwargs), _PLACED[func]
+        if device.type not in ("cpu", "cuda"):
             return func(*args, **kwargs)
+        if _capturing(device):  # a fill is captured, too, and runs at each replay
+            made = func(*args, **kwargs)
+            return self._freshened(made) if fill is None else made
         meta = func(*args, **kwargs | {"device": "meta"})
         if meta.numel() == 0 or meta.layout != torch.strided or meta.is_quantized:
             return func(*args, **kwargs)
-        fill = _PLACED[func]
         if fill is _FILL_ARGUMENT:
             fill = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
-        return self._build(meta, device, zeroed=_PLACED[func] == 0, fill=fill).requires_grad_(meta.requires_grad)
+        built = self._build(meta, device, zeroed=_PLACED[func] == 0, fill=fill)
+        return (self._freshened(built) if fill is None else built).requires_grad_(meta.requires_grad)
+
+    def _freshened(self, made: torch.Tensor) -> torch.Tensor:
+        if self.fresh is not None and made.numel() and made.layout == torch.strided and not made.is_quantized:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                made.detach().as_strided((_span(made),), (1,)).view(torch.uint8).fill_(self.fresh)
+        return made
 
     def _build(self, like: torch.Tensor, device: torch.device, *, zeroed: bool, fill: Any) -> torch.Tensor:
-        span = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
-        nbytes = span * like.dtype.itemsize
+        nbytes = _span(like) * like.dtype.itemsize
         with torch.no_grad():
             payload, holds_zeros = self.place(nbytes, like.dtype.itemsize, device)
             tensor = torch.empty(0, dtype=like.dtype, device=payload.device)
@@ -277,6 +288,11 @@ def register(detector: _W) -> _W:
     """Class decorator: enter a detector into ``DETECTORS`` under its ``name``."""
     DETECTORS[detector.name] = detector
     return detector
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from its first to its last, those between them that are not its own counted."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _synchronize() -> None:

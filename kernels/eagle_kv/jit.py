@@ -1,5 +1,7 @@
 """Build one C++/CUDA source into a tvm-ffi module, once a machine, and load it.
 
+``python -m eagle_kv.jit DEVICE SOURCE…`` builds for later.
+
 A build lies in ``$EAGLE_KV_CACHE``, else ``$XDG_CACHE_HOME/eagle_kv``, else ``~/.cache/eagle_kv``, in a directory named
 by the digest of all that goes into it. That directory holds the exact source next to the library made from it.
 """
@@ -14,6 +16,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -225,3 +228,8 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    for path in sys.argv[2:]:
+        build(Path(path), torch.device(sys.argv[1]), "eagle_kv.jit")

@@ -1,13 +1,25 @@
 """The kernel that lists, for every draft step, the KV slots that every branch reads.
 
-Layout as SGLang's `generate_draft_decode_kv_indices` (srt/speculative, 0.5.13); written anew.
+Layout as SGLang's `generate_draft_decode_kv_indices` (srt/speculative, 0.5.13); written anew. Every prefix is written
+num_steps * topk times, so speed is that of the writes: they are 16 bytes each, a program reads a tile of a prefix once
+and writes it to the lists of all branches, and programs that run at the same time write to the same lists.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-BLOCK_SIZE = 1024
+TILE = 1024  # elements
+PROGRAMS = (
+    16384  # a launch's, about: enough that a program seldom has a second tile, which would lie far from its first
+)
+EDGE = 3  # elements of a list before its first 16 aligned bytes, and behind its last, at most
+
+
+@triton.jit
+def _aligned(element):
+    """The next element that is 16 bytes, or a multiple of them, from the start of the buffer."""
+    return (element + 3) // 4 * 4
 
 
 @triton.jit
@@ -15,71 +27,86 @@ def generate_draft_decode_kv_indices(
     req_pool_indices,
     req_to_token,
     seq_lens,
-    positions,
     kv_indices,
     kv_indptr,
+    topk,
     pool_stride,
     row_stride,
     indptr_stride,
     page_size: tl.constexpr,
     seqs_upper: tl.constexpr,
-    branches_upper: tl.constexpr,
-    steps_upper: tl.constexpr,
-    block_size: tl.constexpr,
+    topk_upper: tl.constexpr,
+    ends_upper: tl.constexpr,
+    tile: tl.constexpr,
 ):
-    """Program (step, seq, branch) writes one branch's list and one entry of `kv_indptr`.
+    """Program (block, step, seq) writes every num_blocks-th tile of a prefix; block 0 what tiles leave out, and
+    `kv_indptr`.
 
-    `*_upper` are powers of two that cover the batch. Nothing is checked against the row's width: the caller does.
+    `*_upper` are powers of two that cover the requests, the branches, and a step's new slots with both edges of a
+    prefix. Nothing is checked against the row's width: the caller does.
     """
-    step = tl.program_id(0)
-    seq = tl.program_id(1)
-    branch = tl.program_id(2)
-    num_steps = tl.num_programs(0)
-    num_seqs = tl.num_programs(1)
-    topk = tl.num_programs(2)
+    block = tl.program_id(0)
+    step = tl.program_id(1)
+    seq = tl.program_id(2)
+    num_blocks = tl.num_programs(0)
+    num_steps = tl.num_programs(1)
+    num_seqs = tl.num_programs(2)
 
     n = step + 1
     kv_indptr += step * indptr_stride
     step = step.to(tl.int64)  # rows are far apart: step * row_stride passes 2**31 in buffers whose rows do not
-    kv_indices += step * row_stride
+    row = step * row_stride
 
     seq_ids = tl.arange(0, seqs_upper)
     before = tl.sum(tl.load(seq_lens + seq_ids, mask=seq_ids < seq, other=0))
     seq_len = tl.load(seq_lens + seq)
-    out = kv_indices + before * topk + seq * n * topk + branch * (seq_len + n)
+    list_len = seq_len + n
+    lists = before * topk + seq * n * topk
     slots = req_to_token + tl.load(req_pool_indices + seq).to(tl.int64) * pool_stride
 
-    offs = tl.arange(0, block_size)
-    for _ in range(tl.cdiv(seq_len, block_size)):
-        mask = offs < seq_len
-        tl.store(out + offs, tl.load(slots + offs, mask=mask), mask=mask)
-        offs += block_size
+    offs = tl.arange(0, tile)
+    for at in range(block * tile, seq_len, num_blocks * tile):
+        # Where a list starts decides which of these is what its aligned tile holds.
+        left = seq_len - at
+        tile0 = tl.load(slots + at + offs, mask=offs < left)
+        tile1 = tl.load(slots + at + 1 + offs, mask=offs < left - 1)
+        tile2 = tl.load(slots + at + 2 + offs, mask=offs < left - 2)
+        tile3 = tl.load(slots + at + 3 + offs, mask=offs < left - 3)
+        for branch in range(topk):
+            first = row + lists + branch * list_len
+            aligned = _aligned(first)
+            skipped = aligned - first
+            low = tl.where(skipped == 0, tile0, tile1)
+            high = tl.where(skipped == 2, tile2, tile3)
+            mask = offs < tl.minimum(left - skipped, tile) // 4 * 4
+            tl.store(kv_indices + aligned + at + offs, tl.where(skipped < 2, low, high), mask=mask)
 
-    if page_size == 1:
-        first = seq_len + branch * num_steps
-    else:
-        # A lone branch continues the last page; several must not share one, so each starts on its own pages.
-        last = seq_len % page_size
-        pages = (last + num_steps + page_size - 1) // page_size
-        first = seq_len + branch * tl.where(topk == 1, num_steps, pages * page_size)
-    new = tl.arange(0, steps_upper)
-    tl.store(out + seq_len + new, tl.load(slots + first + new, mask=new < n), mask=new < n)
+    if block == 0:
+        if page_size == 1 or topk == 1:
+            pitch = num_steps.to(tl.int64)
+        else:
+            # Branches must not share a page: each starts on its own, at the prefix's offset in a page.
+            pitch = (seq_len % page_size + num_steps + page_size - 1) // page_size * page_size
+        branch = tl.arange(0, topk_upper)
+        first = lists + branch * list_len
+        tl.store(kv_indptr + seq * topk + branch, first, mask=branch < topk)
+        if seq == num_seqs - 1:
+            tl.store(kv_indptr + num_seqs * topk, lists + topk * list_len)
 
-    num_branches = num_seqs * topk
-    z = seq * topk + branch
-    if z == 0:
-        tl.store(kv_indptr, 0)
-        z = num_branches
-    branch_ids = tl.arange(0, branches_upper)
-    total = tl.sum(tl.load(positions + branch_ids, mask=branch_ids < z, other=0))
-    tl.store(kv_indptr + z, total + z * n)
+        first = (row + first)[:, None]
+        skipped = tl.minimum(_aligned(first) - first, seq_len)
+        behind = skipped + (seq_len - skipped) // 4 * 4
+        end = tl.arange(0, ends_upper)[None, :]
+        place = tl.where(end < skipped, end, behind + end - skipped)
+        mask = (place < list_len) & (branch < topk)[:, None]
+        position = tl.where(place < seq_len, place, place + (branch * pitch)[:, None])
+        tl.store(kv_indices + first + place, tl.load(slots + position, mask=mask), mask=mask)
 
 
 def fill_draft_kv_indices(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
     seq_lens: torch.Tensor,
-    positions: torch.Tensor,
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     *,
@@ -88,29 +115,31 @@ def fill_draft_kv_indices(
 ) -> None:
     """Fill `kv_indices` and `kv_indptr` in place for `num_steps = kv_indices.shape[0]` draft steps.
 
-    Shapes: req_pool_indices, seq_lens (num_seqs,); positions (num_seqs*topk,), seq_lens repeated topk times, all
-    int64; req_to_token (pool, pool_len) int32; kv_indices (num_steps, width) int32 or int64; kv_indptr
-    (num_steps, >= num_seqs*topk + 1) int32. Rows must be dense; row strides are free. No host synchronisation,
-    so it can be captured in a CUDA graph. It does not check that a row is wide enough (`sizing.check_row_fits`).
+    Shapes: req_pool_indices, seq_lens (num_seqs,) int64; req_to_token (pool, pool_len) int32; kv_indices (num_steps,
+    width) int32 or int64; kv_indptr (num_steps, >= num_seqs*topk + 1) int32. Rows must be dense; row strides are free.
+    No host synchronisation, so it can be captured in a CUDA graph. It does not check that a row is wide enough
+    (`sizing.check_row_fits`).
     """
     num_seqs = seq_lens.shape[0]
     num_steps = kv_indices.shape[0]
     if num_seqs == 0:
         kv_indptr[:num_steps, 0] = 0
         return
-    generate_draft_decode_kv_indices[(num_steps, num_seqs, topk)](
+    # The lengths are on the device: blocks are for a full row, and where that is too many, each takes several tiles.
+    num_blocks = min(triton.cdiv(req_to_token.shape[1], TILE), triton.cdiv(PROGRAMS, num_steps * num_seqs))
+    generate_draft_decode_kv_indices[(num_blocks, num_steps, num_seqs)](
         req_pool_indices,
         req_to_token,
         seq_lens,
-        positions,
         kv_indices,
         kv_indptr,
+        topk,
         req_to_token.stride(0),
         kv_indices.stride(0),
         kv_indptr.stride(0),
         page_size=page_size,
         seqs_upper=triton.next_power_of_2(num_seqs),
-        branches_upper=triton.next_power_of_2(num_seqs * topk),
-        steps_upper=triton.next_power_of_2(num_steps),
-        block_size=BLOCK_SIZE,
+        topk_upper=triton.next_power_of_2(topk),
+        ends_upper=triton.next_power_of_2(num_steps + 2 * EDGE),
+        tile=TILE,
     )

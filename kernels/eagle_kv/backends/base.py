@@ -87,7 +87,6 @@ class MultiStepDraftBackend:
             batch.req_pool_indices,
             self.req_to_token,
             batch.seq_lens,
-            batch.positions,
             kv_indices,
             self.kv_indptr,
             topk=self.topk,

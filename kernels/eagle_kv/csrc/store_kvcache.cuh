@@ -1,15 +1,25 @@
-// Scatter rows of k and v into a paged KV cache: cache[indices[row]] = row, one warp a row.
+// Scatter rows of k and v into a paged KV cache: k_cache[indices[row]] = k[row], and the same for v.
 //
-// One text, two builds. nvcc makes the CUDA kernel; a plain C++ compiler makes the same kernel body run in a loop over
-// blocks and threads. NDEBUG must stay undefined in both: the bounds check at the write is an assert (SGLang PR 27486).
+// A thread copies one unit of k, as wide as all addresses allow and 16 bytes at most, and the same unit of v. Memory is
+// the limit, so what counts is bytes in flight: all three loads come first, and with 32 registers a thread a
+// multiprocessor holds as many threads as it can.
+//
+// One text, two builds. nvcc makes the CUDA kernel; with a plain C++ compiler one thread stores row after row. NDEBUG
+// must stay undefined in both: the bounds check at the write is an assert (SGLang PR 27486).
 #ifdef NDEBUG
 #error "store_kvcache.cuh: build without NDEBUG, it would take the slot check out"
 #endif
 
 #include <tvm/ffi/c_api.h>
+#include <tvm/ffi/extra/c_env_api.h>
 
 #include <assert.h>
 #include <stdint.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <string>
 
 #ifdef __CUDACC__
 #define EAGLE_KV_DEVICE __device__ __forceinline__
@@ -19,9 +29,7 @@
 
 namespace eagle_kv {
 
-constexpr int kWarpThreads = 32;
-constexpr int kWarpsPerBlock = 8;
-constexpr int kBlockThreads = kWarpThreads * kWarpsPerBlock;
+constexpr int64_t kBlockThreads = 256;
 
 // Strides are in bytes, but for indices_stride, which is in elements.
 struct StoreParams {
@@ -35,10 +43,10 @@ struct StoreParams {
   int64_t k_cache_stride;
   int64_t v_cache_stride;
   int64_t indices_stride;
+  int64_t index_bytes;
   int64_t num_rows;
   int64_t row_bytes;
   int64_t size_limit;
-  int64_t index_bytes;
 };
 
 template <typename Word, int kWords>
@@ -46,104 +54,215 @@ struct alignas(sizeof(Word) * kWords) Chunk {
   Word words[kWords];
 };
 
-template <typename Unit>
-EAGLE_KV_DEVICE void copy_units(char* to, const char* from, int64_t num_units, int lane) {
-  for (int64_t unit = lane; unit < num_units; unit += kWarpThreads) {
-    reinterpret_cast<Unit*>(to)[unit] = reinterpret_cast<const Unit*>(from)[unit];
-  }
+EAGLE_KV_DEVICE int64_t slot_of(const StoreParams& params, int64_t row) {
+  const int64_t at = row * params.indices_stride;
+  if (params.index_bytes == 8) return static_cast<const int64_t*>(params.indices)[at];
+  return static_cast<const int32_t*>(params.indices)[at];
 }
 
+// Store the unit that lies `at` bytes from the start of a row.
 template <typename Unit>
-EAGLE_KV_DEVICE void store_thread(const StoreParams& params, int64_t block, int thread) {
-  const int64_t row = block * kWarpsPerBlock + thread / kWarpThreads;
-  if (row >= params.num_rows) return;
-  const int64_t at = row * params.indices_stride;
-  const int64_t slot = params.index_bytes == 8 ? static_cast<const int64_t*>(params.indices)[at]
-                                               : static_cast<const int32_t*>(params.indices)[at];
+EAGLE_KV_DEVICE void store_unit(const StoreParams& params, int64_t row, int64_t at) {
+  const Unit k = *reinterpret_cast<const Unit*>(params.k + row * params.k_stride + at);
+  const Unit v = *reinterpret_cast<const Unit*>(params.v + row * params.v_stride + at);
+  const int64_t slot = slot_of(params, row);
   assert(slot >= 0 && slot < params.size_limit);
-  const int64_t num_units = params.row_bytes / static_cast<int64_t>(sizeof(Unit));
-  const int lane = thread % kWarpThreads;
-  copy_units<Unit>(params.k_cache + slot * params.k_cache_stride, params.k + row * params.k_stride, num_units, lane);
-  copy_units<Unit>(params.v_cache + slot * params.v_cache_stride, params.v + row * params.v_stride, num_units, lane);
+  *reinterpret_cast<Unit*>(params.k_cache + slot * params.k_cache_stride + at) = k;
+  *reinterpret_cast<Unit*>(params.v_cache + slot * params.v_cache_stride + at) = v;
 }
 
 #ifdef __CUDACC__
 
-template <typename Unit>
-__global__ void __launch_bounds__(kBlockThreads) store_kernel(const __grid_constant__ StoreParams params) {
-  store_thread<Unit>(params, blockIdx.x, static_cast<int>(threadIdx.x));
+// A launch of this kernel may start while what the stream has before it still runs ("programmatic dependent launch"):
+// it waits here, and lets the next one start. GPUs before Hopper can't, and `launch` does not ask them to.
+EAGLE_KV_DEVICE void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
 }
 
 template <typename Unit>
-const char* launch(const StoreParams& params, int64_t num_blocks, int64_t stream) {
-  store_kernel<Unit><<<static_cast<unsigned>(num_blocks), kBlockThreads, 0, reinterpret_cast<cudaStream_t>(stream)>>>(
-      params);
+__global__ void __launch_bounds__(kBlockThreads) store_kernel(const __grid_constant__ StoreParams params) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int64_t at = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * static_cast<int64_t>(sizeof(Unit));
+  wait_for_launch_before();
+  if (row < params.num_rows && at < params.row_bytes) store_unit<Unit>(params, row, at);
+}
+
+// A block is as wide as a row has units, and holds as many rows as fit; a wider row takes several blocks.
+template <typename Unit>
+void launch(const StoreParams& params, DLDevice device) {
+  const int64_t num_units = params.row_bytes / static_cast<int64_t>(sizeof(Unit));
+  const int64_t threads = std::min(num_units, kBlockThreads);
+  const int64_t rows = kBlockThreads / threads;
+  const auto blocks = [](int64_t count, int64_t each) { return static_cast<unsigned>((count + each - 1) / each); };
+  int current = 0;
+  cudaGetDevice(&current);
+  if (current != device.device_id) cudaSetDevice(device.device_id);
+  int major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.device_id);
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks(params.num_rows, rows), blocks(num_units, threads));
+  config.blockDim = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows));
+  config.stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  config.attrs = &overlap;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  cudaLaunchKernelEx(&config, store_kernel<Unit>, params);
   const cudaError_t status = cudaGetLastError();
-  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+  if (current != device.device_id) cudaSetDevice(current);
+  if (status != cudaSuccess) throw std::runtime_error(std::string("store_cache: ") + cudaGetErrorString(status));
 }
 
 #else
 
 template <typename Unit>
-const char* launch(const StoreParams& params, int64_t num_blocks, int64_t) {
-  for (int64_t block = 0; block < num_blocks; ++block) {
-    for (int thread = 0; thread < kBlockThreads; ++thread) store_thread<Unit>(params, block, thread);
+void launch(const StoreParams& params, DLDevice) {
+  for (int64_t row = 0; row < params.num_rows; ++row) {
+    for (int64_t at = 0; at < params.row_bytes; at += static_cast<int64_t>(sizeof(Unit))) {
+      store_unit<Unit>(params, row, at);
+    }
   }
-  return nullptr;
 }
 
 #endif
 
-inline const char* launch_for_unit(const StoreParams& params, int64_t unit_bytes, int64_t stream) {
-  const int64_t num_blocks = (params.num_rows + kWarpsPerBlock - 1) / kWarpsPerBlock;
-  if (num_blocks == 0) return nullptr;
-  switch (unit_bytes) {
-    case 16:
-      return launch<Chunk<uint32_t, 4>>(params, num_blocks, stream);
-    case 8:
-      return launch<Chunk<uint32_t, 2>>(params, num_blocks, stream);
-    case 4:
-      return launch<Chunk<uint32_t, 1>>(params, num_blocks, stream);
-    case 2:
-      return launch<Chunk<uint16_t, 1>>(params, num_blocks, stream);
-    case 1:
-      return launch<Chunk<uint8_t, 1>>(params, num_blocks, stream);
-    default:
-      return "unit_bytes must be 1, 2, 4, 8 or 16";
+// The widest unit that divides a row, every address and every distance between rows.
+inline void launch_widest(const StoreParams& params, DLDevice device) {
+  const int64_t addresses = reinterpret_cast<int64_t>(params.k) | reinterpret_cast<int64_t>(params.v) |
+                            reinterpret_cast<int64_t>(params.k_cache) | reinterpret_cast<int64_t>(params.v_cache);
+  const int64_t strides = params.k_stride | params.v_stride | params.k_cache_stride | params.v_cache_stride;
+  const int64_t bits = addresses | strides | params.row_bytes;
+  const int64_t unit_bytes = bits & -bits;  // the lowest bit that is set anywhere
+  if (unit_bytes >= 16) return launch<Chunk<uint32_t, 4>>(params, device);
+  if (unit_bytes == 8) return launch<Chunk<uint32_t, 2>>(params, device);
+  if (unit_bytes == 4) return launch<Chunk<uint32_t, 1>>(params, device);
+  if (unit_bytes == 2) return launch<Chunk<uint16_t, 1>>(params, device);
+  return launch<Chunk<uint8_t, 1>>(params, device);
+}
+
+inline std::ostream& operator<<(std::ostream& out, DLDevice device) {
+  return device.device_type == kDLCPU ? out << "cpu" : out << "cuda:" << device.device_id;
+}
+
+inline std::ostream& operator<<(std::ostream& out, DLDataType type) {
+  constexpr const char* kKinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  if (type.code < 7) return out << kKinds[type.code] << int{type.bits};
+  return out << "DLPack's type " << int{type.code} << " of " << int{type.bits} << " bits";
+}
+
+// A tensor's shape: "(3, 1024)".
+inline std::ostream& operator<<(std::ostream& out, const DLTensor& tensor) {
+  out << '(';
+  for (int at = 0; at < tensor.ndim; ++at) out << (at == 0 ? "" : ", ") << tensor.shape[at];
+  return out << ')';
+}
+
+inline bool operator==(DLDevice one, DLDevice other) {
+  return one.device_type == other.device_type && one.device_id == other.device_id;
+}
+
+inline bool operator==(DLDataType one, DLDataType other) {
+  return one.code == other.code && one.bits == other.bits && one.lanes == other.lanes;
+}
+
+template <typename... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  std::ostringstream message;
+  (message << "store_cache: " << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+
+inline void check_rows(const char* name, const DLTensor& rows, const DLTensor& k) {
+  if (rows.ndim != 2) refuse(name, " has shape ", rows, ": must be 2-D, (rows, row_elems)");
+  if (!(rows.dtype == k.dtype && rows.device == k.device && rows.shape[1] == k.shape[1])) {
+    refuse(name, " holds rows of ", rows.shape[1], " x ", rows.dtype, " on ", rows.device, ": must match k's, ",
+           k.shape[1], " x ", k.dtype, " on ", k.device);
   }
+  if (rows.shape[1] > 1 && rows.strides[1] != 1) {
+    refuse(name, " has stride ", rows.strides[1], " within a row: elements of a row must be adjacent");
+  }
+}
+
+// What to launch. Throws std::invalid_argument where the arguments do not fit each other.
+inline StoreParams checked(const DLTensor& k, const DLTensor& v, const DLTensor& k_cache, const DLTensor& v_cache,
+                           const DLTensor& indices, int64_t size_limit) {
+  check_rows("k", k, k);
+  check_rows("v", v, k);
+  check_rows("k_cache", k_cache, k);
+  check_rows("v_cache", v_cache, k);
+  const int64_t element_bytes = k.dtype.bits / 8;
+  const int64_t row_bytes = k.shape[1] * element_bytes;
+  if (row_bytes == 0 || row_bytes % 4 != 0) refuse("row of ", row_bytes, " bytes: must be a multiple of 4");
+  const bool of_slots = indices.dtype.code == kDLInt && (indices.dtype.bits == 32 || indices.dtype.bits == 64);
+  if (!of_slots || !(indices.device == k.device)) {
+    refuse("indices are ", indices.dtype, " on ", indices.device, ": must be int32 or int64 on ", k.device);
+  }
+  if (indices.ndim != 1 || indices.shape[0] != k.shape[0] || v.shape[0] != k.shape[0]) {
+    refuse("indices have shape ", indices, " for ", k.shape[0], " rows of k and ", v.shape[0],
+           " of v: must be one slot a row");
+  }
+  const int64_t slots = std::min(k_cache.shape[0], v_cache.shape[0]);
+  if (size_limit < 0 || size_limit > slots) {
+    refuse("size_limit is ", size_limit, ": must be 0 to ", slots, ", the rows of the cache");
+  }
+  const auto address = [](const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; };
+  // DLPack says nothing of how far apart the rows are where there is one
+  const auto stride = [&](const DLTensor& rows) {
+    return rows.shape[0] > 1 ? rows.strides[0] * element_bytes : row_bytes;
+  };
+  StoreParams params;
+  params.k = address(k);
+  params.v = address(v);
+  params.k_cache = address(k_cache);
+  params.v_cache = address(v_cache);
+  params.indices = address(indices);
+  params.k_stride = stride(k);
+  params.v_stride = stride(v);
+  params.k_cache_stride = stride(k_cache);
+  params.v_cache_stride = stride(v_cache);
+  params.indices_stride = indices.strides[0];
+  params.index_bytes = indices.dtype.bits / 8;
+  params.num_rows = k.shape[0];
+  params.row_bytes = row_bytes;
+  params.size_limit = size_limit == 0 ? slots : size_limit;
+  return params;
+}
+
+[[noreturn]] inline void refuse_call() { refuse("takes five tensors and an integer"); }
+
+inline const DLTensor& tensor(const TVMFFIAny& argument) {
+  if (argument.type_index == kTVMFFIDLTensorPtr) return *static_cast<const DLTensor*>(argument.v_ptr);
+  if (argument.type_index == kTVMFFITensor) return *TVMFFITensorGetDLTensorPtr(argument.v_obj);
+  refuse_call();
+}
+
+inline int64_t integer(const TVMFFIAny& argument) {
+  if (argument.type_index != kTVMFFIInt) refuse_call();
+  return argument.v_int64;
 }
 
 }  // namespace eagle_kv
 
-// The C calling convention of tvm-ffi, which needs one header that compiles in no time; all arguments are integers.
+// store_cache(k, v, k_cache, v_cache, indices, size_limit), by tvm-ffi's C calling convention: its C++ one takes many
+// seconds to compile.
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_store_cache(void*, const TVMFFIAny* args, int32_t num_args,
                                                         TVMFFIAny* result) {
-  constexpr int32_t kNumArgs = 16;
-  if (num_args != kNumArgs) {
-    TVMFFIErrorSetRaisedFromCStr("TypeError", "store_cache: takes 16 integers");
+  using namespace eagle_kv;
+  try {
+    if (num_args != 6) refuse_call();
+    const DLTensor& k = tensor(args[0]);
+    const StoreParams params =
+        checked(k, tensor(args[1]), tensor(args[2]), tensor(args[3]), tensor(args[4]), integer(args[5]));
+    if (params.num_rows != 0) launch_widest(params, k.device);
+  } catch (const std::invalid_argument& error) {
+    TVMFFIErrorSetRaisedFromCStr("ValueError", error.what());
     return -1;
-  }
-  int64_t value[kNumArgs];
-  for (int32_t i = 0; i < kNumArgs; ++i) value[i] = args[i].v_int64;
-
-  eagle_kv::StoreParams params;
-  params.k = reinterpret_cast<const char*>(value[0]);
-  params.v = reinterpret_cast<const char*>(value[1]);
-  params.k_cache = reinterpret_cast<char*>(value[2]);
-  params.v_cache = reinterpret_cast<char*>(value[3]);
-  params.indices = reinterpret_cast<const void*>(value[4]);
-  params.k_stride = value[5];
-  params.v_stride = value[6];
-  params.k_cache_stride = value[7];
-  params.v_cache_stride = value[8];
-  params.indices_stride = value[9];
-  params.num_rows = value[10];
-  params.row_bytes = value[11];
-  params.size_limit = value[12];
-  params.index_bytes = value[13];
-  const char* problem = eagle_kv::launch_for_unit(params, value[14], value[15]);
-  if (problem != nullptr) {
-    TVMFFIErrorSetRaisedFromCStr("RuntimeError", problem);
+  } catch (const std::exception& error) {
+    TVMFFIErrorSetRaisedFromCStr("RuntimeError", error.what());
     return -1;
   }
   result->type_index = kTVMFFINone;

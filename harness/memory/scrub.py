@@ -1,0 +1,30 @@
+"""What torch's allocator on a GPU keeps for later is overwritten: no earlier leg's values are in what it hands out."""
+
+from __future__ import annotations
+
+import torch
+
+from .guard_page import _CudaBytes
+
+KEPT = 1 << 30  # bytes that may stay with the allocator, so that the next leg need not ask the driver
+
+
+def scrub(byte: int) -> int:
+    """Bytes that are still allocated on all GPUs. Where that is none, all that is kept holds ``byte`` then.
+
+    Raises what the device's last error was.
+    """
+    if not torch.cuda.is_initialized():
+        return 0
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    if allocated := sum(torch.cuda.memory_allocated(at) for at in range(torch.cuda.device_count())):
+        return allocated
+    segments = torch.cuda.memory_snapshot()
+    for segment in segments:
+        whole = _CudaBytes(segment["address"], segment["total_size"])
+        torch.as_tensor(whole, device=torch.device("cuda", segment["device"])).fill_(byte)
+    torch.cuda.synchronize()
+    if sum(segment["total_size"] for segment in segments) > KEPT:
+        torch.cuda.empty_cache()
+    return 0
