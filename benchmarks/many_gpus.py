@@ -35,7 +35,7 @@ class Contexts(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self._nvml, self._stop = ctypes.CDLL("libnvidia-ml.so.1"), threading.Event()
+        self._nvml, self._done = ctypes.CDLL("libnvidia-ml.so.1"), threading.Event()
         self._nvml.nvmlInit_v2()
         self.most = [0] * len(device.uuids())
         self.asked = 0
@@ -51,12 +51,12 @@ class Contexts(threading.Thread):
         return count.value
 
     def run(self) -> None:
-        while not self._stop.wait(0.05):
+        while not self._done.wait(0.05):
             self.most = [max(pair) for pair in zip(self.most, self.now(), strict=True)]
             self.asked += 1
 
     def stop(self) -> None:
-        self._stop.set()
+        self._done.set()
         self.join()
 
 

@@ -26,6 +26,7 @@ from harness.errors import UnfixError, UsageError
 from harness.prover import Prover, Result
 from harness.recorder import Recorder, facts
 from harness.sandbox import Servers
+from harness.turns import MUCH
 from harness.verdict import Verdict
 
 servers = pytest.StashKey[Servers]()  # for another plugin that has legs run in a way of its own
@@ -176,11 +177,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(left) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in left])
         items[:] = [item for item in items if item.nodeid in left]
+    items.sort(key=_memory, reverse=True)  # those that take turns begin at once, beside the others
     cases = len(left & set(fix_of))
     if workers.is_worker(config):
         config.workeroutput["unfix"] = {"cases": cases, "shard": facts}  # type: ignore[attr-defined]
     else:
         config.stash[_recorder].collected(cases, facts)
+
+
+def _memory(item: pytest.Item) -> int:
+    """Device memory of its case, where that is so much that it waits for its turn."""
+    case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
+    needed = case.device_bytes if isinstance(case, Case) else 0
+    return needed if needed >= MUCH else 0
 
 
 @pytest.fixture(scope="session")

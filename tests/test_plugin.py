@@ -186,3 +186,12 @@ def test_junit_says_the_verdict_as_properties(regressions, tmp_path):
     }  # fmt: skip
     assert reason.startswith("with 27460:topk-factor and 27460:capacity-assert out: must be clean, is overflow")
     assert cases[name].find("failure") is not None and reason in cases[name].find("failure").text
+
+
+def test_cases_that_take_turns_begin_first_and_all_others_keep_their_order(regressions):
+    ended, _ = regressions("--collect-only", "-q", "--unfix-select", "27338:topk-factor,own:int32-rows")
+    names = [line for line in ended.stdout.splitlines() if "::" in line]
+    gigabytes = [name for name in names if "bs2-ctx150000000" in name or "ctx1073741824" in name]
+    rest = names[len(gigabytes) :]
+    assert gigabytes and names[: len(gigabytes)] == gigabytes
+    assert rest and sorted(rest, key=lambda name: name.partition("::")[0]) == rest  # file by file, as collected
