@@ -1,11 +1,12 @@
 """The table of docs/performance.md, from results/*.json alone: `python benchmarks/performance.py` writes it there.
 
-A figure is what a file says; one whose file is not there is "not measured", and nothing else is ever written.
+A figure is what a file says; one whose file is not there is "not measured yet", and nothing else is ever written.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ class Figure:
     baseline: str  # what it is measured beside
     file: str  # below results/
     read: Callable[[dict[str, Any]], str]
-    met: Callable[[dict[str, Any]], bool]
+    met: Callable[[dict[str, Any]], bool] | None = None  # None: nothing is asked of it, it explains another
 
 
 def ratio(path: str, most: float) -> tuple[Callable[[Any], str], Callable[[Any], bool]]:
@@ -93,8 +94,7 @@ def figures() -> list[Figure]:
         *(
             Figure(
                 f"an overlay of SGLang, {name}: each", f"under {most} ms", "", "overlay.json",
-                lambda found, name=name: _overlay(found, name),
-                lambda found, name=name: found["summary"][name]["within"] == len(found["overlays"]),
+                *_overlay(name),
             )
             for name, most in (("cold", 50), ("warm", 5))
         ),
@@ -107,7 +107,69 @@ def figures() -> list[Figure]:
             lambda found: f"{found['by_toggles'][-1]['rate_to_none']}",
             lambda found: found["by_toggles"][-1]["rate_to_none"] > 0.9,
         ),
+        *_matrix(), *_kernels(),
     ]  # fmt: skip
+
+
+def _matrix() -> list[Figure]:
+    file = "h200-x2.json"
+    return [
+        Figure(
+            "the whole matrix on one GPU", "60 s at most", "", file,
+            lambda found: "{wall_seconds} s ({cases} cases, {jobs} workers)".format(**found["runs"][0]),
+            lambda found: found["runs"][0]["wall_seconds"] <= 60,
+        ),
+        Figure("of that, its legs", "", "", file, lambda found: _legs(found["runs"][0])),
+        Figure(
+            "the matrix on two GPUs, the speed-up", "1.7 at least", "one GPU", file,
+            lambda found: ", ".join(_faster(found, run) for run in found["runs"][1:]),
+            lambda found: min(found["speed_up"].values()) >= 1.7,
+        ),
+        Figure("of these, their legs", "", "", file, lambda found: "; ".join(map(_legs, found["runs"][1:]))),
+        Figure(
+            "legs of the longest case of `27486`, without workers", "", "", "h200-serial.json",
+            lambda found: f"{max(sum(leg['seconds'] for leg in row['legs']) for row in found['results']):.1f} s",
+        ),
+    ]  # fmt: skip
+
+
+def _legs(run: dict[str, Any]) -> str:
+    return f"{run['leg_seconds']} s over {run['jobs']} workers: {run['leg_seconds'] / run['jobs']:.0f} s"
+
+
+def _faster(document: dict[str, Any], run: dict[str, Any]) -> str:
+    return f"{document['speed_up'][run['visible']]} ({run['wall_seconds']} s)"
+
+
+def _kernels() -> list[Figure]:
+    """Of each target the size, and for the store the way, that is worst."""
+    pairs = ("theirs / ours", 1.3, "SGLang's kernel"), ("fill / ours", 0.75, "a fill of the same bytes")
+    rows = [
+        *((f"draft kv_indices, {size}", f"draft {size} ", *pair) for size in ("84 MB", "537 MB") for pair in pairs),
+        ("store, 1 to 65536 rows", "store ", "theirs / ours", 1.0, "SGLang's kernel"),
+        ("store, 1 to 65536 rows", "store ", "no assert / ours", 0.98, "ours without the assert"),
+        ("store, 65536 rows", "store ", "copy_ / ours", 0.85, "a copy of the same bytes"),
+    ]  # fmt: skip
+    return [
+        Figure(f"{name}: {pair}", f"{least} at least", beside, "kernels-cuda.json", *least_of(begins, pair))
+        for name, begins, pair, least, beside in rows
+    ]
+
+
+def least_of(begins: str, ends: str) -> tuple[Callable[[Any], str], Callable[[Any], bool]]:
+    """The worst of a file's `targets` of these names; none, where one of them was left out."""
+
+    def of(document: Any) -> list[Any]:
+        found = [row for row in document["targets"] if row["what"].startswith(begins) and row["what"].endswith(ends)]
+        if not found or any(row["figure"] is None for row in found):
+            raise KeyError(f"{begins.strip()}: {ends}")
+        return found
+
+    def read(document: Any) -> str:
+        worst = min(of(document), key=lambda row: row["figure"])
+        return f"{worst['figure']:.3f} ({worst['what'].split(':')[0]})"
+
+    return read, lambda document: all(row["met"] for row in of(document))
 
 
 def within_noise(name: str) -> tuple[Callable[[Any], str], Callable[[Any], bool]]:
@@ -137,30 +199,39 @@ def _int32(document: Any, what: str, shown: Callable[[float], str]) -> str:
     return f"{shown(worst['sparse'][what])}{plain} ({worst['plain_bytes'] / 1e9:.0f} GB of rows)"
 
 
-def _overlay(document: Any, name: str) -> str:
-    found = document["summary"][name]
-    worst = found["worst"]
-    return (
-        f"median {found['median']:.1f} ms; {found['within']} of {len(document['overlays'])} within, the worst"
-        f" {worst['milliseconds']['all']:.0f} ms ({worst['fix']})"
-    )
+def _overlay(name: str) -> tuple[Callable[[Any], str], Callable[[Any], bool]]:
+    def read(document: Any) -> str:
+        found, each = document["summary"][name], len(document["overlays"])
+        worst = f"{found['worst']['milliseconds']['all']:.0f} ms ({found['worst']['fix']})"
+        return f"median {found['median']:.1f} ms; {found['within']} of {each} within, the worst {worst}"
+
+    return read, lambda document: document["summary"][name]["within"] == len(document["overlays"])
 
 
 def table() -> str:
     lines = ["| figure | target | beside | measured | | command, machine |", "|---|---|---|---|---|---|"]
     for figure in figures():
         file = ROOT / "results" / figure.file
-        measured, met, where = "not measured", "", f"`results/{figure.file}` is not there"
+        measured, met, where = "not measured yet", "", f"`results/{figure.file}` is not there"
         if file.exists():
             document = json.loads(file.read_text())
             try:
-                measured, met = figure.read(document), "met" if figure.met(document) else "missed"
+                measured = figure.read(document)
+                if figure.met:
+                    met = "met" if figure.met(document) else "missed"
             except KeyError as missing:
-                measured = f"not measured: the file has no {missing}"
-            machine = document["environment"]["device"]
-            where = f"`{document['command'].strip()}`, {machine}, {document['environment']['commit']}"
+                measured = f"not measured yet: the file has no {missing}"
+            where = _where(document, figure.file)
         lines.append(f"| {figure.name} | {figure.target} | {figure.baseline} | {measured} | {met} | {where} |")
     return "\n".join(lines) + "\n"
+
+
+def _where(document: dict[str, Any], file: str) -> str:
+    """The command, the machine and the commit. A matrix's file has no command, and where no commit then sources."""
+    environment = document.get("environment") or document["runs"][0]["environment"]
+    command = re.sub(r" --json \S+", "", document.get("command", "")).strip()
+    commit = environment["commit"] or f"sources {environment['sources']}"
+    return ", ".join([f"`{command}`" if command else f"`results/{file}`", environment["device"], commit])
 
 
 def page(text: str) -> str:

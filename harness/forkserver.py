@@ -238,10 +238,11 @@ def _make_context() -> None:
 def _count_mig() -> None:
     """NVML can't count MIG devices, so torch asks the CUDA runtime, which would spoil forks. CUDA shows just one.
 
-    Once CUDA is initialised, as in a leg, torch asks the runtime and this no more.
+    Once CUDA is initialised, as in a leg, torch asks the runtime: torch 2.11 does where NVML can't say, which is -1.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
-        sys.modules["torch"].cuda._device_count_nvml = lambda: 1
+        cuda = sys.modules["torch"].cuda
+        cuda._device_count_nvml = lambda: -1 if cuda.is_initialized() else 1
 
 
 def _sees_a_gpu() -> bool:
