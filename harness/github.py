@@ -34,7 +34,11 @@ _MARKUP = re.compile(r"""[]&<>"'`*_~|\\[()#@:.!$^+]|^[-=]""")  # colons and dots
 def summary_file() -> Path:
     """Where the step that this runs in keeps its summary. Raises UsageError."""
     if named := os.environ.get(VARIABLE):
-        return Path(named)
+        try:
+            with open(named, "a"):
+                return Path(named)
+        except OSError as error:
+            raise UsageError(f"--github: {VARIABLE} names {named}, which can't be written: {error.strerror}") from None
     raise UsageError(f"--github: {VARIABLE} names no file: GitHub Actions sets it in each step of a job")
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from harness import runlog
+from harness import report, runlog
 from harness.diagnosis import Record, is_finding
 from harness.errors import UsageError
 
@@ -37,7 +37,6 @@ KINDS = ("broken", "changed", "still", "unproved", "gone", "flaky", "slower", "p
 RATIO, FLOOR = 1.5, 1.0  # times as long; seconds
 PACE_CASES = 8  # fewer say nothing of the pace of a night
 NIGHTS = 14
-_NEEDED = {"regression", "fix", "blames", "case", "backend", "target", "device", "tells", "verdict", "reason", "legs"}
 _NOT_COMPARED = ("target", "target_version")
 _NOT_SAID = ("sources",)  # the commit says it to a reader
 
@@ -179,16 +178,19 @@ def read_document(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} could not be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}") from None
     whole = isinstance(found, dict) and found.get("schema_version") == 1
     if not whole or not isinstance(found.get("results"), list) or not isinstance(found.get("environment"), dict):
         raise UsageError(f"{path} is no matrix: must be what `unfix run --json` writes, schema_version 1")
-    if not isinstance(found.get("incomplete", []), list):
-        raise UsageError(f"{path}: incomplete must be a list of sentences")
+    for name in ("incomplete", "session_reverted"):
+        if not isinstance(found.setdefault(name, []), list):
+            raise UsageError(f"{path}: {name} must be a list")
     for at, row in enumerate(found["results"]):
-        if lacking := sorted(_NEEDED - set(row)):
-            raise UsageError(f"{path}: results[{at}] has no {lacking[0]}")
+        if fault := report.record_fault(row):
+            raise UsageError(f"{path}: results[{at}] {fault}")
+    if fault := report.shard_fault(found.get("shard"), found["results"]):
+        raise UsageError(f"{path}: {fault}")
     return found
 
 

@@ -12,11 +12,26 @@ from harness.errors import UsageError
 from harness.extras import Extras
 
 
-def check(*, html: Path | None, badge: Path | None, github: bool, json_out: str | None = None) -> None:
-    """What is asked for can be had: said before any work is done. Raises UsageError."""
-    for option, file in (("--html", html), ("--badge", badge)):
-        if file is not None and file.is_dir():
+def check(
+    *, html: Path | None, badge: Path | None, github: bool, json_out: str | None = None, **others: Path | str | None
+) -> None:
+    """What is asked for can be had: said before any work is done. Raises UsageError.
+
+    ``others``: further files that the command writes, by the name of their option.
+    """
+    named = {"--html": html, "--badge": badge, "--json": json_out if json_out != "-" else None}
+    named |= {f"--{name}": file for name, file in others.items()}
+    seen: dict[Path, str] = {}
+    for option, name in named.items():
+        if not name:
+            continue
+        file = Path(name)
+        if file.is_dir():
             raise UsageError(f"{option} {file}: is a folder, must be a file")
+        if file.exists() and not file.is_file():  # a device or a pipe takes more than one
+            continue
+        if (other := seen.setdefault(file.resolve(), option)) != option:
+            raise UsageError(f"{other} and {option} both name {file}: give each a file of its own")
     if github:
         github_step.summary_file()
         if json_out == "-":

@@ -7,7 +7,9 @@ A plugin of the process that the run was started in. A test's report carries ``u
 from __future__ import annotations
 
 import argparse
+import platform
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,17 @@ def facts(
         "target": code_base.name, "target_version": code_base.version, "device": device,
         "target_commit": commit.commit(code_base.sources) if code_base.name != "eagle_kv" else None,
         "commit": commit.commit(root), "sources": commit.digest(root, code_base),
+        "python": platform.python_version(), **{name: _version(name) for name in ("torch", "triton")},
         "session_reverted": list(reverted), "selected": list(selected),
         "shard": {"index": shard.index, "of": shard.of} if shard else None,
     }  # fmt: skip
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 class Recorder:

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from harness.prover import Result
 from harness.verdict import VERDICTS
 
 SCHEMA_VERSION = 1
+_NEEDED = {"regression", "fix", "blames", "case", "backend", "target", "device", "tells", "verdict", "reason", "legs"}
 STYLE = {"proved": "green", "skipped": "yellow"}  # everything else is red
 
 
@@ -44,6 +45,32 @@ def matrix(
         "fixes": fixes_proved(rows),
         "results": rows,
     }
+
+
+def record_fault(row: Any) -> str:
+    """Why this is no record of a case, "" where it is one."""
+    if not isinstance(row, dict):
+        return "is no object"
+    if lacking := sorted(_NEEDED - set(row)):
+        return f"has no {lacking[0]}"
+    if row["verdict"] not in VERDICTS:
+        return f"has the verdict {row['verdict']!r}, which is none"
+    legs = row["legs"]
+    if not isinstance(legs, list) or not all(
+        isinstance(leg, dict) and {"outcome", "reverted"} <= set(leg) for leg in legs
+    ):
+        return "has legs that are no list of outcomes"
+    return ""
+
+
+def shard_fault(shard: Any, records: Iterable[Mapping[str, Any]]) -> str:
+    """Why this names no part of a run, "" where it does (or is None: a whole run)."""
+    if shard is None:
+        return ""
+    index, of = (shard.get("index"), shard.get("of")) if isinstance(shard, dict) else (None, None)
+    if not isinstance(index, int) or not isinstance(of, int) or not 1 <= index <= of:
+        return "shard must have index and of, integers, 1 <= index <= of"
+    return "" if all("test" in row for row in records) else "a shard's results must name their test"
 
 
 def counts(records: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -49,9 +49,9 @@ def report_command(
         output.note(f"--baseline {baseline}: no earlier night is in it")
     told = Digest(night, since)
     known = extras(night, takes(ctx)) if html or github else NOTHING
-    publish.publish(told, known, html=html, badge=badge, github=github)
     if json_out:
         output.write_json(json_out, _summary(told), output.say)
+    publish.publish(told, known, html=html, badge=badge, github=github)
     if json_out != "-":
         for line in lines(told):
             output.say(plain.log_line(line))

@@ -87,15 +87,16 @@ def run(
     output.check_json(json_out)
     if resume and not log:
         raise UsageError("--resume goes on from a log: give --jsonl F, too")
-    publish.check(html=html, badge=badge, github=github, json_out=json_out)
+    publish.check(html=html, badge=badge, github=github, json_out=json_out, jsonl=log, junit=junit)
     if baseline and not (html or github or part):
         raise UsageError("--baseline is for a report or a shard: give --html F, --github or --shard I/N, too")
     earlier = history.read_baseline(baseline) if baseline else []
     if junit and not Path(junit).resolve().parent.is_dir():
         raise InfraError(f"--junit {junit}: there is no folder {Path(junit).resolve().parent}")
+    before = 0  # cases in the log already
     if log:
         of = facts(root, code_base, device, chosen, reverted, part)
-        runlog.check(log, of, resume=resume)
+        before = len(runlog.check(log, of, resume=resume).done())
     with Prover(registered, device=device, root=root, target=code_base) as prover:
         _ = prover.environment  # a machine that can't run legs is said once, here, and not by every case
     with tempfile.TemporaryDirectory(prefix="unfix-run-", ignore_cleanup_errors=True) as scratch:
@@ -109,22 +110,25 @@ def run(
         try:
             ended = _ran(command, lines, shards.durations(history.records(earlier, target, device)))
         except KeyboardInterrupt:
-            if log and (kept := len(runlog.read(lines).results)):
-                output.note(f"{kept} cases are in {log}; the same line with --resume goes on from there")
+            with contextlib.suppress(UsageError):  # it may have been too early for a log
+                if log and (kept := len(runlog.read(lines).results)):
+                    output.note(f"{kept} cases are in {log}; the same line with --resume goes on from there")
             raise
         document = _matrix(lines, ended)
+    if before:
+        output.note(f"of {len(document['results'])} verdicts, {before} were in {log} already")
     alone = part is not None and part.of > 1  # then only all parts together can say that each fix is proved
     if not alone:
         untouched = report.untouched(document["results"], chosen)
         document["incomplete"] += [f"no case is about {fix}" for fix in untouched]
+    records = document["results"]
+    if json_out:
+        output.write_json(json_out, document, output.say)
     if html or badge or github:
         night = history.Night("this run", (document,))
         told = Digest(night, history.compare(night, history.like(night, earlier, chosen, whole=not part)))
         known = extras(night, report_cli.takes(ctx)) if html or github else NOTHING
         publish.publish(told, known, html=html, badge=badge, github=github)
-    records = document["results"]
-    if json_out:
-        output.write_json(json_out, document, output.say)
     if json_out != "-":
         console = output.console()
         console.print(report.table(records))

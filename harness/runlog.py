@@ -40,10 +40,14 @@ class Log:
         return {test: record for test, record in self.results.items() if record["verdict"] != "infra"}
 
     def incomplete(self) -> list[str]:
-        if self.ended is not None and not self.missing():
-            return []
         wanted = self.collected.get("cases")
-        return [f"the run was cut short: {self.missing()} of {wanted} cases did not run" if wanted else CUT_SHORT]
+        if wanted is None:
+            return [CUT_SHORT]
+        if missing := self.missing():
+            return [f"the run was cut short: {missing} of {wanted} cases did not run, or are not in its log"]
+        return (
+            [] if self.ended is not None else ["the run was cut short: its cases ran, but it did not come to its end"]
+        )
 
     def missing(self) -> int:
         return max(0, self.collected.get("cases", 0) - len(self.results))
@@ -68,9 +72,10 @@ def read(path: Path) -> Log:
                 if entry["schema_version"] != report.SCHEMA_VERSION:
                     raise ValueError(f"schema_version {entry['schema_version']}")
                 log = Log(dict(entry["run"]))
+                _ = log.run["session_reverted"], log.run["shard"], [log.run[name] for name in IDENTITY]
             else:
                 _add(log, entry)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             said = f"{type(error).__name__}: {error}"
             raise UsageError(f"{path}:{number}: is no line of a run's log (unfix run --jsonl): {said}") from None
     if log is None:
@@ -82,10 +87,11 @@ def read(path: Path) -> Log:
 def _add(log: Log, entry: dict[str, Any]) -> None:
     [(kind, value)] = entry.items()
     if kind == "result":
+        if fault := report.record_fault(value):
+            raise ValueError(f"the result {fault}")
         log.results[value["test"]] = value
-        _ = value["verdict"]
     elif kind == "collected":
-        log.collected = dict(value)
+        log.collected = {**value, "cases": int(value["cases"])}
     elif kind == "environment":
         log.environment = dict(value)
     elif kind == "ended":
@@ -110,10 +116,10 @@ def matrix(log: Log) -> dict[str, Any]:
     )
 
 
-def check(path: Path, run: dict[str, Any], *, resume: bool) -> None:
-    """Whether a ``Writer`` would do. Raises as it does."""
+def check(path: Path, run: dict[str, Any], *, resume: bool) -> Log:
+    """What a ``Writer`` would go on from. Raises as it does."""
     with _opened(path) as stream:
-        _before(path, run, stream, resume=resume)
+        return _before(path, run, stream, resume=resume)
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -50,6 +50,14 @@ def test_shards_merged_are_the_whole_run_case_by_case(unfix, steady, whole, tmp_
     assert without_times(json.loads(joined.read_text())) == without_times(json.loads(json.dumps(whole)))
 
 
+def test_a_page_that_cannot_be_written_loses_no_matrix(unfix, tmp_path):
+    (tmp_path / "file").write_text("")
+    matrix = tmp_path / "matrix.json"
+    ended = unfix("run", *FEW, "-n", "2", "--html", str(tmp_path / "file" / "page.html"), "--json", str(matrix))
+    assert ended.returncode == 4 and "page.html could not be written" in ended.stderr
+    assert len(json.loads(matrix.read_text())["results"]) == 6
+
+
 def test_a_shard_without_a_case_is_well(unfix, tmp_path):
     part = tmp_path / "part.json"
     ended = unfix("run", *FEW, "--shard", "7/7", "--json", str(part), "-n", "2")
@@ -107,6 +115,10 @@ REFUSED = [
     (("--resume",), 2, "--resume goes on from a log: give --jsonl F, too"),
     (("--jsonl", "/proc/nowhere/a.jsonl"), 4, "/proc/nowhere/a.jsonl could not be written: "),
     (("--jsonl", "/dev/null"), 2, "/dev/null is no file that a log can be kept in"),
+    (("--html", "/tmp"), 2, "--html /tmp: is a folder, must be a file"),
+    (("--html", "/nowhere/x", "--badge", "/nowhere/x"), 2, "--html and --badge both name /nowhere/x: give each a file"),
+    (("--json", "/nowhere/x", "--jsonl", "/nowhere/x"), 2, "--json and --jsonl both name /nowhere/x"),
+    (("--github",), 2, "--github: GITHUB_STEP_SUMMARY names no file"),
     (("--json", ""), 2, "--json needs a file name"),
 ]
 

@@ -45,10 +45,14 @@ COUNTED = ("collected", {"cases": 3, "shard": None})
 LOGS = [
     ([COUNTED, *results("a", "b", "c"), ("ended", 0)], []),
     ([COUNTED, *results("a", "b", "c"), ("ended", 1)], []),
-    ([COUNTED, *results("a", "b")], ["the run was cut short: 1 of 3 cases did not run"]),
-    ([COUNTED, *results("a", "b"), ("ended", 2)], ["the run was cut short: 1 of 3 cases did not run"]),
-    ([COUNTED], ["the run was cut short: 3 of 3 cases did not run"]),
-    ([COUNTED, *results("a", "b", "c")], ["the run was cut short: 0 of 3 cases did not run"]),
+    ([COUNTED, *results("a", "b")], ["the run was cut short: 1 of 3 cases did not run, or are not in its log"]),
+    (
+        [COUNTED, *results("a", "b"), ("ended", 2)],
+        ["the run was cut short: 1 of 3 cases did not run, or are not in its log"],
+    ),
+    ([COUNTED], ["the run was cut short: 3 of 3 cases did not run, or are not in its log"]),
+    ([COUNTED, *results("a", "b", "c")], ["the run was cut short: its cases ran, but it did not come to its end"]),
+    ([*results("a", "b"), ("ended", 0)], ["the run was cut short before it knew its cases"]),
     ([], ["the run was cut short before it knew its cases"]),
     ([("collected", {"cases": 0, "shard": None}), ("ended", 5)], []),
 ]
@@ -125,17 +129,29 @@ def test_another_run_is_not_gone_on_from(other, said, tmp_path):
     assert path.read_bytes() == before
 
 
+FIRST = json.dumps({"schema_version": 1, "run": RUN}).encode() + b"\n"
+
+
+def line(kind, value):
+    return FIRST + json.dumps({kind: value}).encode() + b"\n"
+
+
 # what a line is -> what is said of it
 NO_LOGS = [
     (b"", "a.jsonl:1: is no run's log"),
     (b"{}", "a.jsonl:1: is no run's log"),
     (b"{}\n", "a.jsonl:1: is no line of a run's log .*KeyError: 'schema_version'"),
     (b'{"schema_version": 2, "run": {}}\n', "a.jsonl:1: .*schema_version 2"),
-    (b'{"schema_version": 1, "run": {}}\n\n', "a.jsonl:2: is no line"),
-    (b'{"schema_version": 1, "run": {}}\n{"result": {}}\n', "a.jsonl:2: .*KeyError: 'test'"),
-    (b'{"schema_version": 1, "run": {}}\n{"result": {"test": "a"}}\n', "a.jsonl:2: .*KeyError: 'verdict'"),
-    (b'{"schema_version": 1, "run": {}}\n{"other": 1}\n', "a.jsonl:2: .*other is none of"),
-    (b'{"schema_version": 1, "run": {}}\n\xff\n', "a.jsonl:2: .*UnicodeDecodeError"),
+    (b'{"schema_version": 1, "run": {}}\n', "a.jsonl:1: .*KeyError: 'session_reverted'"),
+    (FIRST + b"\n", "a.jsonl:2: is no line"),
+    (FIRST + b'{"result": {}}\n', "a.jsonl:2: .*the result has no backend"),
+    (FIRST + b'{"result": []}\n', "a.jsonl:2: .*the result is no object"),
+    (line("result", {**record("a"), "verdict": "splendid"}), "a.jsonl:2: .*the verdict 'splendid', which is none"),
+    (line("result", {**record("a"), "legs": [1]}), "a.jsonl:2: .*legs that are no list of outcomes"),
+    (line("collected", {"cases": "six"}), "a.jsonl:2: .*invalid literal"),
+    (FIRST + b"[" * 200_000 + b"\n", "a.jsonl:2: .*(RecursionError|JSONDecodeError)"),
+    (FIRST + b'{"other": 1}\n', "a.jsonl:2: .*other is none of"),
+    (FIRST + b"\xff\n", "a.jsonl:2: .*UnicodeDecodeError"),
     (b"[1]\n", "a.jsonl:1: .*TypeError"),
 ]
 
