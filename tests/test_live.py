@@ -28,7 +28,8 @@ def result(case, verdict="proved", reason=None, took=6.0):
     return {
         "result": {
             "test": f"test_x[{case}]", "fix": "1:a", "blames": "1:a", "case": case, "verdict": verdict,
-            "reason": reason, "legs": legs,
+            "reason": reason, "legs": legs, "regression": "1", "backend": "", "target": "eagle_kv", "device": "cpu",
+            "tells": True,
         }
     }  # fmt: skip
 
@@ -338,7 +339,7 @@ def test_log_of_many_lines_is_read_once(log):
 
 
 def test_cases_of_an_interrupted_run_are_done_and_no_part_of_the_pace(log):
-    run = {"target": "eagle_kv"}
+    run = dict.fromkeys([*runlog.IDENTITY, "session_reverted", "shard"])
     killed = runlog.Writer(log, run, resume=False)
     killed.write("collected", {"cases": 12, "shard": None})
     for entry in [*results(range(3)), result("c3", "regressed", "old"), *results([4], "infra")]:
