@@ -142,13 +142,6 @@ def draft(
     return result
 
 
-def _free(name: str, taken: Sequence[str]) -> str:
-    at = 1
-    while (free := name if at == 1 else f"{name}-{at}") in taken:
-        at += 1
-    return free
-
-
 def _compare(text: Texts, functions: str) -> Comparison:
     def wanted(name: str) -> bool:
         dotted = f"{text.target}.{name}" if text.language == "python" else name

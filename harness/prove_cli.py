@@ -16,7 +16,7 @@ from rich.table import Table
 from harness import fixes, output, prove, pytest_run, report, selection
 from harness.code_base import resolve
 from harness.device import resolve_device
-from harness.errors import InfraError, UsageError
+from harness.errors import InfraError
 from harness.fixes import Fix
 from harness.prove import Heard, Row
 from harness.root import project_root
@@ -48,20 +48,13 @@ def prove_command(
     """
     root = project_root()
     registered = fixes.load(root / "toggles")
-    wanted = ",".join(sel) if sel else "all"
-    ids = selection.parse(wanted, registered, source="SEL")
-    if not ids:
-        raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
     output.check_json(json_out)
     device = resolve_device(device)
     code_base = resolve(target, root, release, source)
     side_by_side = pytest_run.workers(jobs, device)
-    if wanted == "all":
-        ids, left_out = selection.able(ids, registered, target)
-        if not ids:
-            raise UsageError(f"no registered fix can be undone in {target}")
-        if left_out:
-            output.note(left_out)
+    ids, left_out = selection.chosen(sel, registered, target)
+    if left_out:
+        output.note(left_out)
     chosen = [registered.fix(fix) for fix in ids]
     able = [fix for fix in chosen if target in fix.code_bases]
     if ignored := [name for name in selection.VARIABLES if os.environ.get(name)]:

@@ -12,6 +12,13 @@ from harness import history, output, plain, publish, report
 from harness.digest import Digest, cases
 from harness.extras import NOTHING, extras
 
+Badge = Annotated[
+    Path | None, typer.Option("--badge", metavar="F", help="write the JSON of a shields.io endpoint badge to F")
+]
+GitHub = Annotated[
+    bool, typer.Option("--github", help="in a step of GitHub Actions: write its summary, and annotations")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
@@ -27,12 +34,8 @@ def report_command(
         typer.Option(metavar="FILE|DIR", help="last night, or a folder of nights in order of their names"),
     ] = None,
     nights: Annotated[int, typer.Option(min=2, help="nights that a flaky case is read off")] = history.NIGHTS,
-    badge: Annotated[
-        Path | None, typer.Option(metavar="F", help="write the JSON of a shields.io endpoint badge to F")
-    ] = None,
-    github: Annotated[
-        bool, typer.Option("--github", help="in a step of GitHub Actions: write its summary, and annotations")
-    ] = False,
+    badge: Badge = None,
+    github: GitHub = False,
     json_out: Annotated[
         str | None, typer.Option("--json", metavar="F", help="write the summary as JSON to F ('-': stdout)")
     ] = None,

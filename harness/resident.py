@@ -27,9 +27,9 @@ from typing import Any
 
 from harness import child, leg, memory, modules, wire
 from harness.leftovers import Baseline
+from harness.memory.watch import STALE
 
 LEGS = 200
-STALE = 0xA5  # in each byte: as an int32 it is negative, so no slot, length or offset
 
 
 def live(server: socket.socket, prepare: Callable[[], None]) -> None:

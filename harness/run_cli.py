@@ -67,12 +67,8 @@ def run(
     baseline: Annotated[
         Path | None, typer.Option(metavar="FILE|DIR", help="earlier nights: to compare with, and to cut shards by")
     ] = None,
-    badge: Annotated[
-        Path | None, typer.Option(metavar="F", help="write the JSON of a shields.io endpoint badge to F")
-    ] = None,
-    github: Annotated[
-        bool, typer.Option("--github", help="in a step of GitHub Actions: write its summary, and annotations")
-    ] = False,
+    badge: report_cli.Badge = None,
+    github: report_cli.GitHub = False,
 ) -> None:
     """The on/off matrix: every regression, with each fix in and out. pytest runs it.
 
@@ -82,7 +78,9 @@ def run(
     registered = fixes.load(root / "toggles")
     part, device = shards.parse(shard), resolve_device(device)
     code_base = resolve(target, root, release, source)
-    chosen = _chosen(sel, registered, target)
+    chosen, left_out = selection.chosen(sel, registered, target)
+    if left_out:
+        output.note(left_out)
     reverted = session_revert(registered, target)  # pytest reads it again; a bad value is said here, with our exit code
     output.check_json(json_out)
     if resume and not log:
@@ -140,20 +138,6 @@ def run(
         output.note(f"pytest ended with {ended}, for a reason that no verdict holds: its own words are above")
         code = 4
     raise typer.Exit(code)
-
-
-def _chosen(sel: Sequence[str] | None, registered: fixes.Catalogue, target: str) -> tuple[str, ...]:
-    wanted = ",".join(sel) if sel else "all"
-    chosen = selection.parse(wanted, registered, source="SEL")
-    if not chosen:
-        raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
-    if wanted == "all":
-        chosen, left_out = selection.able(chosen, registered, target)
-        if not chosen:
-            raise UsageError(f"no registered fix can be undone in {target}")
-        if left_out:
-            output.note(left_out)
-    return chosen
 
 
 def session_revert(registered: fixes.Catalogue, target: str) -> tuple[str, ...]:

@@ -48,6 +48,23 @@ def able(ids: Sequence[str], catalogue: Catalogue, code_base: str) -> tuple[tupl
     return chosen, f"left out, since they can't be undone in {code_base}: {', '.join(others)}" if others else ""
 
 
+def chosen(words: Sequence[str] | None, catalogue: Catalogue, code_base: str) -> tuple[tuple[str, ...], str]:
+    """What a command's SEL… selects; without any, all that can be undone in the code base, and a line on the others.
+
+    Raises UsageError where that is none.
+    """
+    wanted = ",".join(words) if words else "all"
+    ids = parse(wanted, catalogue, source="SEL")
+    if not ids:
+        raise UsageError(f"SEL {wanted!r} selects no fix; leave it out for all of them")
+    if wanted != "all":
+        return ids, ""
+    ids, left_out = able(ids, catalogue, code_base)
+    if not ids:
+        raise UsageError(f"no registered fix can be undone in {code_base}")
+    return ids, left_out
+
+
 def of_session(catalogue: Catalogue, environment: Mapping[str, str] = os.environ) -> tuple[str, tuple[str, ...]]:
     """The variable that takes fixes out of a whole session, and their ids: VARIABLE, or else EXEC_VARIABLE."""
     name = VARIABLE if environment.get(VARIABLE) or not environment.get(EXEC_VARIABLE) else EXEC_VARIABLE

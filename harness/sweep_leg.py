@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from harness import leg, memory
-
-STALE = 0xA5  # in each byte: as an int32 it is negative, so no slot, length or offset
+from harness.memory.watch import STALE
 
 
 def run(params: dict[str, Any], device: str) -> None:

@@ -163,6 +163,9 @@ class Zone:
         return int.from_bytes(old, sys.byteorder, signed=signed), int.from_bytes(new, sys.byteorder, signed=signed)
 
 
+STALE = 0xA5  # in each byte of memory that others used: as an int32 it is negative, so no slot, length or offset
+
+
 class Watch(TorchFunctionMode):
     """Base of the detectors: ``with X(zone_bytes=n) as watch: ...; watch.check()``.
 
