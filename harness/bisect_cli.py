@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from harness import bisect, candidates, fixes, journal, output, progress, report, selection
+from harness import bisect, candidates, fixes, journal, output, plain, progress, report, selection
 from harness.bisect import Answer, EndsError, FoundSet, Search
 from harness.candidates import Candidates
 from harness.errors import InfraError, UnfixError, UsageError
@@ -101,7 +101,7 @@ def bisect_command(
             if alike and not kept.since and not subject.imported():  # runs that were taken over left no trace
                 note(_UNSEEN)
     if isinstance(found, Search) and json_out != "-":  # before a file that may not be writable
-        print("\n".join(_lines(subject, found, fail_on)))
+        output.say("\n".join(map(plain.log_line, _lines(subject, found, fail_on))))
     if json_out:
         output.write_json(json_out, _document(subject, found, trials.runs, notes))
     if isinstance(found, UnfixError):

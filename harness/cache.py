@@ -23,11 +23,15 @@ def cache_dir() -> Path:
     cache = cache.absolute()
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = cache.stat()
+        status, link = cache.stat(), cache.lstat()
     except OSError as error:
         raise InfraError(f"can't make the cache {cache}: {error.strerror}; set UNFIX_CACHE to a directory") from None
-    if status.st_uid != os.getuid():
-        raise InfraError(f"the cache {cache} belongs to user {status.st_uid}, not to you: set UNFIX_CACHE to your own")
+    if others := {status.st_uid, link.st_uid} - {os.getuid()}:  # whoever owns a link can have it lead elsewhere
+        raise InfraError(f"the cache {cache} belongs to user {others.pop()}, not to you: set UNFIX_CACHE to your own")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InfraError(f"others may write to the cache {cache}: chmod go-w it, or set UNFIX_CACHE to another")
+    for above in cache.resolve().parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # they could put another in its place
+            raise InfraError(f"others may write to {above}, which the cache {cache} is in: set UNFIX_CACHE to another")
     return cache

@@ -28,7 +28,7 @@ from harness.pysource import (
     stores,
     without_docstring,
 )
-from harness.smallest import Finder, Place, Stmts
+from harness.smallest import Finder, Place, Stmts, opcodes
 
 _BLOCKS = ("body", "orelse", "finalbody")
 _SIMILAR = 0.6  # of two functions' statements, for one to be the other's new name
@@ -66,8 +66,16 @@ def compare(old_text: str, new_text: str, wanted: Callable[[str], bool] | None =
     """Compare two texts of a module. `wanted`: the functions to look at, by dotted name; then a new one among them is
     looked at, too, for what it refuses.
 
-    Raises SyntaxError for a text that isn't Python. What no edit undoes is among `left`.
+    Raises SyntaxError for a text that isn't Python, or is nested too deep to compare. What no edit undoes is among
+    `left`.
     """
+    try:
+        return _compare(old_text, new_text, wanted)
+    except RecursionError:
+        raise SyntaxError("nested too deep to compare") from None
+
+
+def _compare(old_text: str, new_text: str, wanted: Callable[[str], bool] | None) -> Comparison:
     old, new = PySource(old_text), PySource(new_text)
     result = Comparison(helpers=_helpers(old, new))
     gone = {name: unit for name, unit in old.units.items() if name not in new.units}
@@ -154,7 +162,7 @@ class _Comparer:
         old, new = _without_imports(old), _without_imports(new)
         exact = [[ast.dump(without_docstring(stmt)) for stmt in stmts] for stmts in (old, new)]
         rough = [[kind_of(stmt) for stmt in stmts] for stmts in (old, new)]
-        for tag, a, b, c, d in difflib.SequenceMatcher(None, exact[0], exact[1], autojunk=False).get_opcodes():
+        for tag, a, b, c, d in opcodes(exact[0], exact[1]):
             if tag == "equal":
                 continue
             matcher = difflib.SequenceMatcher(None, rough[0][a:b], rough[1][c:d], autojunk=False)

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from harness import yamlfile
 from harness.edits import Edit, Reversal
-from harness.errors import MissingPackageError
+from harness.errors import MissingPackageError, ToggleError
 from harness.fixes import Fix, Variant
 from harness.togglefile import ReversalEntry
 from harness.upstream import Source
@@ -140,11 +140,14 @@ def _entry(name: str, node: ast.expr, strings: dict[str, str]) -> Variant | str:
     text = strings.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
     if not isinstance(text, str):
         return f"{REGISTRY}, line {node.lineno}: not a YAML string"
+    where = f"{REGISTRY}, line {node.lineno}"
     try:
-        data = yaml.safe_load(text)
+        data = yamlfile.parse(text, where).value
         patches = _PATCHES.validate_python(data["patches"])
-    except (yaml.YAMLError, ValidationError, KeyError, TypeError) as error:
-        return f"{REGISTRY}, line {node.lineno}: not YAML with patches: {' '.join(str(error).split())[:200]}"
+    except ToggleError as error:
+        return f"{where}: not YAML with patches: {str(error)[:200]}"
+    except (ValidationError, KeyError, TypeError) as error:
+        return f"{where}: not YAML with patches: {' '.join(str(error).split())[:200]}"
     return Variant("", tuple(Reversal(name, entry.target, tuple(map(_edit, entry.edits))) for entry in patches))
 
 

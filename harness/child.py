@@ -1,7 +1,7 @@
 """A process forked from the fork server: a spare, until it is given a leg; then that leg's own, to its end.
 
     server -> child   {"directory": …, "path": [...], "env": {...}}
-    child -> server   {"began": true}, then {"reported": true} with its report written and nothing left to run
+    child -> server   {"began": true}, then {"reported": digest} with its report written and nothing left to run
 
 Until it has begun, nothing of a leg has run in it: a child that dies before that costs nothing. What it prints until
 then goes nowhere. A spare ends by itself when its server does. A resident (`harness.resident`) is a child, too.
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from harness import leg, wire
+from harness import leg, orphans, wire
 
 
 class Child:
@@ -69,9 +69,9 @@ def run_one(server: socket.socket, prepare: Callable[[], None]) -> None:
     prepare()
     request = wire.receive(server)
     begin(server, request)
-    leg.run_directory(request["directory"])
+    digest = leg.run_directory(request["directory"])
     flush()
-    wire.send(server, {"reported": True})
+    wire.send(server, {"reported": digest})
 
 
 def begin(server: socket.socket, request: dict[str, Any]) -> None:
@@ -87,6 +87,7 @@ def _live(server: socket.socket, live: Callable[[socket.socket], None]) -> NoRet
     code = 70  # an exit that no leg reports by itself: the set-up failed
     try:
         os.setsid()
+        orphans.adopt()  # a leg's are its own, as long as it lives; then they are the server's
         print_to(os.devnull, os.devnull)
         live(server)
         code = 0

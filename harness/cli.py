@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from harness import (
@@ -26,6 +27,7 @@ from harness import (
     new_cli,
     output,
     overlay,
+    plain,
     prove_cli,
     report,
     report_cli,
@@ -33,6 +35,7 @@ from harness import (
     script,
     selection,
     sweep_cli,
+    trust,
     upstream,
     upstream_cli,
     variants,
@@ -62,6 +65,19 @@ report_cli.register(app)
 run_cli.register(app)
 sweep_cli.register(app)
 
+
+@app.callback()
+def options(
+    trusted: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--trust", metavar="DIR", help="a checkout whose code is run though it isn't this unfix's, or isn't yours"
+        ),
+    ] = None,
+) -> None:
+    trust.name(trusted or ())
+
+
 Selection = Annotated[str, typer.Argument(metavar="SEL", help="27338, 27338:topk-factor, own, a comma list, or all")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: where legs run")]
 TargetName = Annotated[str, typer.Option(help="eagle_kv, sglang, or another package that a toggle file names")]
@@ -79,7 +95,7 @@ def main() -> None:
             print("unfix: interrupted", file=sys.stderr)
         sys.exit(code or 0)
     except UnfixError as error:
-        print(f"unfix: {error}", file=sys.stderr)
+        output.note(str(error))
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("unfix: interrupted", file=sys.stderr)
@@ -88,13 +104,13 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        print(f"unfix: {error}", file=sys.stderr)
+        output.note(str(error))
         os._exit(4)  # an ordinary exit would try to flush the same output again
     except Exception as error:
         if (show := getattr(error, "format_message", None)) is None:
             raise
         if text := show():
-            print(f"unfix: {text} (see unfix --help)", file=sys.stderr)
+            output.note(f"{text} (see unfix --help)")
         sys.exit(2)
 
 
@@ -126,7 +142,7 @@ def list_fixes(json_out: JsonOut = None) -> None:
         out = "\n".join(
             f"{' + '.join(name.partition(':')[2] for name in leg['out'])}: {leg['outcome']}" for leg in row["legs"]
         )
-        table.add_row(fix.id, fix.kind, fix.summary, out, ", ".join(fix.code_bases))
+        table.add_row(fix.id, fix.kind, escape(fix.summary), out, ", ".join(fix.code_bases))
     output.console().print(table)
 
 
@@ -232,7 +248,8 @@ def diff(sel: Selection, target: TargetName = "eagle_kv", release: Release = Non
     chosen = selection.parse(sel, registered, source="SEL")
     roots = [_sources(target, release, source)]
     plan = overlay.plan(variants.choose_all(registered, chosen, target, roots), roots)
-    output.say(overlay.diff(plan), end="")
+    text = overlay.diff(plan)
+    output.say(plain.visible(text) if sys.stdout.isatty() else text, end="")  # byte by byte for `patch -p1`
 
 
 def _sources(target: str, release: str | None, source: str | None) -> Path:

@@ -6,13 +6,13 @@ reads like a definition; only `--only` depends on it.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator
 
 from harness.changes import Comparison, Piece
 from harness.edits import Change, Edit, apply
 from harness.errors import RottedError
+from harness.smallest import opcodes
 from harness.tokens import NEWLINE, lex
 
 _GUARD = re.compile(r"\s*(assert|static_assert|[A-Za-z_:]*(CHECK|Check|RuntimeCheck)\w*)\s*\(")
@@ -38,13 +38,12 @@ def compare(old_text: str, new_text: str, wanted: Callable[[str], bool] | None =
     result = Comparison()
     old, new = _code_lines(old_text), _code_lines(new_text)
     source = "\n".join(re.split(NEWLINE, new_text))
-    matcher = difflib.SequenceMatcher(None, [_key(text) for _, text in old], [_key(text) for _, text in new], False)
-    for tag, a, b, c, d in matcher.get_opcodes():
+    for tag, a, b, c, d in opcodes(*([_key(text) for _, text in lines] for lines in (old, new))):
         if tag == "equal":
             continue
         stretches = [(c, d, "")] if a < b else list(_split(new, c, d))
         for first, end, guard in stretches:
-            line = new[min(first, len(new) - 1)][0]
+            line = new[min(first, len(new) - 1)][0] if new else 1
             where = _function(new, first)
             if wanted and not wanted(where):
                 continue
@@ -68,7 +67,7 @@ def _code_lines(text: str) -> list[tuple[int, str]]:
         parts.append(text[at : comment.start] + "\n" * text.count("\n", comment.start, comment.end))
         at = comment.end
     code = "".join([*parts, text[at:]]).split("\n")
-    return [(number, line.rstrip()) for number, line in enumerate(code, 1) if line.strip()]
+    return [(number, line.rstrip()) for number, line in enumerate(code, 1) if _key(line)]
 
 
 def _key(line: str) -> str:
@@ -85,7 +84,8 @@ def _split(lines: list[tuple[int, str]], first: int, end: int) -> Iterator[tuple
             stop = at + 1
             while stop < end and not lines[stop - 1][1].rstrip().endswith(";"):
                 stop += 1
-            yield at, stop, " ".join(text.strip() for _, text in lines[at:stop])
+            guard = " ".join(text.strip() for _, text in lines[at:stop])
+            yield at, stop, guard if guard.endswith(";") else ""  # else the lines of a macro
             start = at = stop
         else:
             at += 1

@@ -228,10 +228,11 @@ def _check(text: Text, result: str, splices: Sequence[_Splice]) -> None:
     if text.language == "c" and meaning.brackets(result) != meaning.brackets(text.source):
         raise RottedError(f"the edit unbalances the brackets of {text.name}", fix=fixes, target=target)
     try:
-        old, new = (meaning.read(source, text.language) for source in (text.source, result))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        new = meaning.read(result, text.language, compiles=True)
+        old = meaning.read(text.source, text.language)
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        what = error.msg
         hint = "; append after a block's first line must be indented itself" if "indented block" in what else ""
         message = f"{text.name} doesn't compile after the edit{line}: {what}{hint}"
         raise RottedError(message, fix=fixes, target=target) from None
@@ -239,7 +240,7 @@ def _check(text: Text, result: str, splices: Sequence[_Splice]) -> None:
     for splice in splices:
         replaced = text.source[splice.start : splice.end]
         if meaning.words(splice.text, text.language) == meaning.words(replaced, text.language) and (
-            is_same or meaning.same(meaning.read(_join(text, [splice]), text.language), old)
+            is_same or meaning.says(_join(text, [splice]), text.language, old)
         ):
             raise splice.change.rotted(f"the edit changes nothing: {text.name}, line {text.line_of(splice.start)}")
     if is_same:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ CAPTURE_BYTES = 1 << 16  # of each stream, its end: where a process says why it 
 
 @dataclass(frozen=True)
 class Ending:
-    report: dict[str, Any] | None  # None: the process died before it could write one
+    report: dict[str, Any] | None  # None: the process died before it could write one, or it is no longer what it wrote
     reached: tuple[str, ...]
     stdout: str
     stderr: str
@@ -28,13 +29,16 @@ class Ending:
     left: tuple[str, ...] = ()  # what it left behind there, so that no other will
 
 
-def read(directory: str, status: int, timed_out: bool, seconds: float) -> Ending:
-    """The ending of the leg that was given this folder. ``status``: its process's wait status."""
+def read(directory: str, status: int, digest: str | None, timed_out: bool, seconds: float) -> Ending:
+    """The ending of the leg that was given this folder. ``status``: its process's wait status.
+
+    ``digest``: its report's, as that process told it. What else lies where a report would is none.
+    """
     folder = Path(directory)
-    report, reads = folder / "report.json", folder / "read"
+    reads = folder / "read"
     killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     return Ending(
-        report=json.loads(report.read_text()) if report.exists() else None,
+        report=_report(folder / "report.json", digest),
         reached=tuple(_tail(folder / "reached").split("\n")[:-1]),
         stdout=_tail(folder / "stdout"),
         stderr=_tail(folder / "stderr"),
@@ -46,7 +50,16 @@ def read(directory: str, status: int, timed_out: bool, seconds: float) -> Ending
     )
 
 
+def _report(path: Path, digest: str | None) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    written = path.read_bytes()
+    return json.loads(written) if hashlib.sha256(written).hexdigest() == digest else None
+
+
 def _tail(path: Path) -> str:
+    if not path.is_file():  # a pipe that a leg put there would be waited for
+        return ""
     with contextlib.suppress(OSError), open(path, "rb") as stream:
         stream.seek(max(0, path.stat().st_size - CAPTURE_BYTES))
         return stream.read().decode("utf-8", "replace")

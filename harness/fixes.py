@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import trust
 from harness.edits import Edit, Reversal
 from harness.errors import ToggleError, UsageError
 from harness.togglefile import FixEntry, FormEntry, FormsEntry, Kind, LegEntry, ReversalEntry, schema, validate
@@ -151,6 +152,8 @@ class Catalogue:
 def load(directory: Path | str) -> Catalogue:
     """Read every `*.yaml` of a directory. Raises ToggleError: `file:line: dotted.path: what would be right`.
 
+    Raises UsageError where it, or a file in it, is not to be trusted (`harness.trust`).
+
     Scenarios are looked for in `regressions/scenarios` beside the directory, where there is such a folder.
     """
     directory = Path(directory)
@@ -158,6 +161,7 @@ def load(directory: Path | str) -> Catalogue:
         raise UsageError(f"no toggle directory {directory}")
     if misnamed := sorted(directory.glob("*.yml")):
         raise ToggleError(f"{shown(misnamed[0])}:1: isn't read: rename it to {misnamed[0].stem}.yaml")
+    trust.check_files(directory, directory.glob("*.yaml"))
     paths = sorted(directory.glob("*.yaml"), key=lambda path: (not path.stem.isdigit(), path.stem.zfill(12)))
     roots = [read(path) for path in paths]
     fixes: list[Fix] = []
@@ -191,12 +195,13 @@ def _check_scenarios(catalogue: Catalogue, roots: dict[Path, Node], folder: Path
 
 
 def _check_legs(catalogue: Catalogue, roots: dict[Path, Node]) -> None:
+    known = set(catalogue.ids)
     for fix in catalogue:
         seen: dict[frozenset[str], int] = {}
         for index, out in enumerate(fix.legs_out_ids):
             path = ("fixes", fix.name, "legs", index, "out")
             for at, fix_id in enumerate(out):
-                if fix_id not in catalogue.ids:
+                if fix_id not in known:
                     near = difflib.get_close_matches(fix_id, catalogue.ids, 1, 0.3)
                     hint = f", did you mean {near[0]}?" if near else ""
                     raise ToggleError(roots[fix.source].error((*path, at), f"no fix {fix_id}{hint}"))

@@ -1,10 +1,11 @@
 """The fork server: torch, triton (and flashinfer) imported once, CUDA untouched, one forked process a leg.
 
-Started by :mod:`harness.sandbox` as ``python -m harness.forkserver FD PRELOAD…``. It speaks over socket FD:
+Started by :mod:`harness.launch` as ``python -m harness.forkserver FD[,LISTENER] PRELOAD…``. It speaks over socket FD:
 
-    server -> client   {"ready": true}, {"error": "…"} or {"spoilt": "…"}, once
+    server -> client   {"ready": true, "pid": N}, {"error": "…"} or {"spoilt": "…"}, once
     client -> server   {"directory": …, "path": [...], "env": {...}, "shared": true | false}
-    server -> client   {"pid": N, "shared": …} as the leg begins, then {"status": wait status, "left": [...]} as it ends
+    server -> client   {"pid": N, "shared": …} as the leg begins, then as it ends
+                       {"status": wait status, "left": [...], "report": digest or null}
     client -> server   {"settle": true}
     server -> client   {"late": [wait status, …]}
     client -> server   {"forsake": true}
@@ -16,7 +17,10 @@ which on a GPU has its CUDA context by the time that it is needed. A resident an
 
 A leg has ended, with status 0, once its report is written and its device synchronised. Its process still has to be torn
 down, which takes a while with a CUDA context: the next leg does not wait for that. Whether one died of a signal then is
-what ``settle`` says, once all are gone. When the client goes away, so do all of them, and the server.
+what ``settle`` says, once all are gone. What a leg leaves behind, a daemon, too, ends with its process: it is adopted.
+When the client goes away, so do all of them, and the server.
+
+With a listener it is a zygote: it runs no leg, and whoever connects to that gets a fork of it (`harness.zygote`).
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness import wire
+from harness import launch, orphans, wire
 from harness.child import Child, run_one
 
 if TYPE_CHECKING:
@@ -43,8 +47,7 @@ TEAR_DOWN = 60.0  # seconds that a process may take to go, once it has reported
 IN_A_ROW = 3  # legs with processes of their own, before there is a spare for the next
 
 
-def main(fd: int, preload: list[str]) -> None:
-    client = socket.socket(fileno=fd)
+def main(client: socket.socket, preload: list[str], listener: socket.socket | None = None) -> None:
     try:
         for name in preload:
             with _cuda_untouched():
@@ -64,7 +67,9 @@ def main(fd: int, preload: list[str]) -> None:
     sys.stdout.flush()  # or every leg would print again what an import did
     gc.collect()
     gc.freeze()  # a collection in a leg would touch, and so copy, all that was imported here
-    _send(client, {"ready": True})
+    _send(client, {"ready": True, "pid": os.getpid()})
+    if listener:
+        client = _forked_for_a_client(client, listener, launch.kind(preload, os.environ))
     Server(client, _make_context if on_gpu else lambda: None).serve()
     os._exit(0)  # at an orderly exit, libraries complain of what is frozen
 
@@ -80,6 +85,8 @@ class Server:
         self._alone = 0  # legs since the last shared one
         self._leaving: list[Child] = []  # they have reported
         self._late: list[int] = []  # statuses that no leg may end with, of those
+        orphans.adopt()
+        self._others = orphans.children()  # what an import may have started
 
     def serve(self) -> None:
         """Until the client goes away."""
@@ -101,6 +108,7 @@ class Server:
                 child.kill()
             for child in children:
                 child.end()
+            orphans.end(self._others)
 
     def _children(self) -> set[Child]:
         return {*filter(None, (self._leg, self._spare, self._resident)), *self._leaving}
@@ -112,17 +120,17 @@ class Server:
         self._alone = 0 if shared else self._alone + 1
         if self._alone >= IN_A_ROW:
             self._spare = self._spare or self._next()
-        status, left = 0, []
+        status, left, digest = 0, [], None
         if leg.wire in self._wait(leg.wire, leg.pidfd) and (report := leg.said("reported")):
-            left = report.get("left", [])
+            left, digest = report.get("left", []), report["reported"]
             if not shared or left:
                 self._leave(leg)
         else:
             self._wait(leg.pidfd)
-            status = leg.end()
+            status = self._seen_off(leg)
             self._resident = None if shared else self._resident
         self._leg = None
-        _send(self._client, {"status": status, "left": left})
+        _send(self._client, {"status": status, "left": left, "report": digest})
 
     def _leave(self, child: Child) -> None:
         """It has reported for the last time."""
@@ -161,7 +169,7 @@ class Server:
         self._leg = child  # to be ended with the server
         if child and not self._hears(child, request):
             self._leg = None
-            child.end()
+            self._seen_off(child)
         return self._leg is not None
 
     def _hears(self, child: Child, request: dict[str, Any]) -> bool:
@@ -190,11 +198,17 @@ class Server:
         for child in list(self._leaving):
             if child.pidfd in readable or child.until <= time.monotonic():
                 self._leaving.remove(child)
-                if (status := child.end()) not in (0, signal.SIGKILL):
+                if (status := self._seen_off(child)) not in (0, signal.SIGKILL):
                     self._late.append(status)
         if self._client in readable and self._client not in sources:  # it sends nothing while it waits for an answer
             raise ConnectionError("the client has gone")
         return [source for source in sources if source in readable]
+
+    def _seen_off(self, child: Child) -> int:
+        """Its wait status. It is gone then, with all that it left behind."""
+        status = child.end()
+        orphans.end(self._others | {child.pid for child in self._children()})
+        return status
 
     def _next(self) -> Child | None:
         return self._forked(lambda server: run_one(server, self._prepare))
@@ -211,6 +225,28 @@ class Server:
 
     def _fork(self, live: Callable[[socket.socket], None]) -> Child:
         return Child(live, [self._client, *(child.wire for child in self._children())])
+
+
+def _forked_for_a_client(owner: socket.socket, listener: socket.socket, kind: dict[str, Any]) -> socket.socket:
+    """Returns in each fork, with its client. The process itself ends when its owner goes away."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a fork is its client's to see off
+    while owner not in select.select([owner, listener], [], [])[0]:
+        client, _ = listener.accept()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the client starts a server for itself
+            client.settimeout(10)
+            request = wire.receive(client)
+            if request["kind"] == kind and os.fork() == 0:
+                owner.close()
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                client.settimeout(None)
+                os.environ.clear()
+                os.environ.update(request["env"])
+                _count_mig()
+                _send(client, {"ready": True, "pid": os.getpid()})
+                return client
+        client.close()
+    os._exit(0)
 
 
 def _import_what_legs_import() -> None:
@@ -289,4 +325,5 @@ def _send(client: socket.socket, message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    client, *listener = (socket.socket(fileno=int(fd)) for fd in sys.argv[1].split(","))
+    main(client, sys.argv[2:], *listener)

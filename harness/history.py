@@ -175,17 +175,17 @@ def read_document(path: Path) -> dict[str, Any]:
     if path.suffix == ".jsonl":
         return runlog.document(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(runlog.bytes_of(path).decode("utf-8"))
     except OSError as error:
         raise UsageError(f"{path} could not be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}") from None
+        raise UsageError(f"{path} is no JSON: {str(error)[:200]}") from None
     whole = isinstance(found, dict) and found.get("schema_version") == 1
     if not whole or not isinstance(found.get("results"), list) or not isinstance(found.get("environment"), dict):
         raise UsageError(f"{path} is no matrix: must be what `unfix run --json` writes, schema_version 1")
     for name in ("incomplete", "session_reverted"):
-        if not isinstance(found.setdefault(name, []), list):
-            raise UsageError(f"{path}: {name} must be a list")
+        if not isinstance(found.setdefault(name, []), list) or not all(isinstance(each, str) for each in found[name]):
+            raise UsageError(f"{path}: {name} must be a list of strings")
     for at, row in enumerate(found["results"]):
         if fault := report.record_fault(row):
             raise UsageError(f"{path}: results[{at}] {fault}")

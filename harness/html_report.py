@@ -24,6 +24,7 @@ from harness import diagnosis, digest, history, memory_map, memory_svg, plain, r
 from harness.digest import Digest
 from harness.extras import NOTHING, Extras
 from harness.history import Change, History, Key, Night
+from harness.memory_map import MemoryMap
 
 SCRIPT = """\
 for (const button of document.querySelectorAll("button.copy")) {
@@ -59,7 +60,7 @@ def render(told: Digest, extras: Extras = NOTHING) -> str:
     )
     script_digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
-        script=Markup(SCRIPT),
+        script=Markup(SCRIPT),  # nosec B704
         script_digest=script_digest,
         told=told,
         night=told.night.name,
@@ -149,7 +150,7 @@ def _case(
         "changes": [(digest.CHANGES[change.kind], change.kind, change.detail) for change in changes],
         "strip": since.strips.get(key, ()),
         "legs": [_leg(leg, want) for leg, want in zip(record["legs"], declared, strict=False)],
-        "maps": [(each, memory_svg.draw(each)) for each in memory_map.maps(record)],
+        "maps": _maps(record),
         "no_map": _no_map(record),
         "diffs": [(at[2], _marked(extras.diffs[at])) for at in wheres if extras.diffs.get(at)],
         "notes": [(at[2], extras.notes[at]) for at in wheres if at in extras.notes],
@@ -168,6 +169,14 @@ def _leg(leg: Mapping[str, Any], declared: str) -> dict[str, Any]:
     )
     blank = {"error": "", "trace": ""}
     return {**blank, **leg, "declared": declared, "as_declared": declared in ("", leg["outcome"]), "stray": stray}
+
+
+def _maps(record: Mapping[str, Any]) -> list[tuple[MemoryMap, Markup]]:
+    """None where the numbers of a case, which are its scenario's own, can't be drawn."""
+    try:
+        return [(each, memory_svg.draw(each)) for each in memory_map.maps(record)]
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
+        return []
 
 
 def _no_map(record: Mapping[str, Any]) -> str:

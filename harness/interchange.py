@@ -13,13 +13,14 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from harness import meaning, plain, yamlfile
 from harness.edits import Edit, Reversal
 from harness.errors import ToggleError, UnfixError
 from harness.overlay import EditedFile, Plan
@@ -64,11 +65,11 @@ def as_yaml(patches: Sequence[Reversal], indent: str) -> str:
 
 def parse(text: str, name: str) -> tuple[Reversal, ...]:
     """The patches of one entry in SGLang's format; `name` is what errors call it. Raises ToggleError."""
+    data = yamlfile.parse(text, name).value
     try:
-        data = yaml.safe_load(text)
         patches = [_without_blanks(patch) for patch in data["patches"]]
         entries = _PATCHES.validate_python(patches)
-    except (yaml.YAMLError, ValidationError, KeyError, TypeError, AttributeError) as error:
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise ToggleError(f"{name}: not YAML with patches: {' '.join(str(error).split())[:200]}") from None
     return tuple(
         Reversal("imported", entry.target, tuple(Edit(**edit.model_dump()) for edit in entry.edits))
@@ -78,10 +79,11 @@ def parse(text: str, name: str) -> tuple[Reversal, ...]:
 
 def toggle_file(pr: str, patches: Sequence[Reversal], origin: str) -> str:
     """A toggle file with one fix, `imported`. What SGLang's format doesn't say is left to be filled in."""
+    title = f"Imported from {plain.one_line(origin)}; say here what the bug was"
     return (
         "# yaml-language-server: $schema=schema.json\n"
         f"pr: {pr}\n"
-        f"title: Imported from {origin}; say here what the bug was\n"
+        f"title: {title if re.fullmatch('[`.;, a-zA-Z0-9_-]+', title) else json.dumps(title)}\n"
         f"links:\n  - https://github.com/sgl-project/sglang/pull/{pr}\n"
         "fixes:\n"
         "  imported:\n"
@@ -144,7 +146,7 @@ def _functions(text: str) -> dict[str, _Function]:
             elif isinstance(child, ast.stmt | ast.excepthandler):
                 visit(child, prefix)
 
-    visit(ast.parse(text), "")
+    visit(meaning.parse(text), "")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -108,13 +109,9 @@ def _from_file(named: Sequence[str]) -> list[tuple[str, Variant | str]]:
     file, prs = Path(named[0]), named[1:]
     if file.suffix == ".py":
         raise UsageError(f"{file} is Python: name the checkout that it is in with --source, or a --release")
-    if len(prs) != 1 or not prs[0].isdigit():
+    if len(prs) != 1 or not re.fullmatch("[1-9][0-9]{0,8}", prs[0]):
         raise UsageError(f"a YAML names no PR: say `unfix import {file} PR`, one number")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"can't read {file}: {getattr(error, 'strerror', None) or error}") from None
-    return [(prs[0], Variant("", interchange.parse(text, str(file))))]
+    return [(prs[0], Variant("", interchange.parse(yamlfile.text_of(file), yamlfile.shown(file))))]
 
 
 def _deliver(pr: str, text: str, out: str | None) -> None:

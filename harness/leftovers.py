@@ -43,6 +43,7 @@ _LOOKS: dict[str, Callable[[], Any]] = {
     "threads": lambda: set(sys._current_frames()),
     "child processes": lambda: [Path(f"{task}/children").read_text() for task in Path("/proc/self/task").iterdir()],
     "signal handlers": lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
+    "the signal mask": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
     "timers": lambda: [signal.getitimer(timer)[1] > 0 or signal.getitimer(timer)[0] > 0 for timer in range(3)],
     "trace functions": lambda: (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()),
     "hooks": lambda: (sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook),

@@ -21,7 +21,7 @@ def lost(pieces: Iterable[Piece], old_text: str, new_text: str) -> tuple[list[Pi
     missing = used - own - set(dir(builtins))
     if not missing or not (missing := missing - _bound(new_text)):
         return [], []
-    old, new = ast.parse(old_text), PySource(new_text)
+    old, new = PySource(old_text).tree, PySource(new_text)
     edits = {name: _put_in(new, _import_of(old, name)) for name in sorted(missing)}
     back = [Piece("", edit, line=1) for edit in edits.values() if edit]
     return back, [name for name, edit in edits.items() if edit is None]

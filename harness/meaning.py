@@ -12,15 +12,32 @@ _PARTNER = {")": "(", "]": "[", "}": "{"}
 Meaning = ast.Module | list[tuple[str, str]]
 
 
-def read(source: str, language: Language) -> Meaning:
-    """For `same`. Raises SyntaxError or ValueError if the source says nothing; of a C-like one that isn't asked."""
-    if language == "c":
-        return words(source, language)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = ast.parse(source)
-        compile(tree, "<edited>", "exec", dont_inherit=True)
+def parse(source: str, *, compiles: bool = False) -> ast.Module:
+    """A Python source's tree. Raises SyntaxError for whatever is none; `compiles`: or can't be compiled."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+            if compiles:
+                compile(tree, "<edited>", "exec", dont_inherit=True)
+    except SyntaxError:
+        raise
+    except (ValueError, RecursionError, MemoryError) as error:  # NUL, a lone surrogate; nested too deep
+        raise SyntaxError(str(error) if isinstance(error, ValueError) else "nested too deep") from None
     return tree
+
+
+def read(source: str, language: Language, *, compiles: bool = False) -> Meaning:
+    """For `same`. Raises SyntaxError as `parse` does; of a C-like source nothing is asked."""
+    return words(source, language) if language == "c" else parse(source, compiles=compiles)
+
+
+def says(source: str, language: Language, other: Meaning) -> bool:
+    """Whether a source says what another one does; one that can't be parsed says nothing."""
+    try:
+        return same(read(source, language), other)
+    except SyntaxError:
+        return False
 
 
 def same(one: Meaning, other: Meaning) -> bool:

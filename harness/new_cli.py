@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from harness import fixes, origin, output, overlay, report, scaffold, unidiff
+from harness import fixes, origin, output, overlay, plain, report, scaffold, unidiff
 from harness.check import check, rotted
 from harness.draft import Draft, Texts, draft
 from harness.errors import InfraError, RottedError, UnfixError, UsageError
@@ -73,7 +73,7 @@ def new_command(
             report.write_text(path, files[key])
     for line in [*notes, *drafted.left]:
         output.note(line)
-    print(shown, end="", flush=True)
+    output.say(plain.visible(shown), end="")
     for path in paths.values():
         output.note(f"wrote {path.relative_to(root)}")
     more = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Literal
 
+from harness.meaning import parse
 from harness.remembered import remembered
 from harness.tokens import NEWLINE
 
@@ -52,7 +52,7 @@ class Place:
 
 
 def find(text: str, dotted: str) -> Place | None:
-    """The place of `Class.method`; None if a source has no such name. Raises SyntaxError or ValueError as it parses."""
+    """The place of `Class.method`; None if a source has no such name. Raises SyntaxError where it doesn't parse."""
     answer = remembered("outline.find", text, dotted, lambda: _find(text, dotted))
     if answer is None:
         return None
@@ -74,9 +74,7 @@ def nearest(text: str, dotted: str, module: str) -> str:
 @lru_cache(maxsize=8)  # a tree is tens of thousands of objects, for each full collection to go through
 def definitions(text: str) -> Definitions:
     """Every function and class of a module: dotted name -> (its definitions in source order, Python's qualname)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = ast.parse(text)
+    tree = parse(text)
     found: Definitions = {}
 
     def visit(node: ast.AST, dotted: str, qualname: str) -> None:

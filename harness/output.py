@@ -12,13 +12,13 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from harness import report
+from harness import plain, report
 from harness.errors import UsageError
 
 
 def note(text: str) -> None:
     """Progress, or what a reader should know beside the result."""
-    print(f"unfix: {text}", file=sys.stderr)
+    print("\n".join(map(plain.log_line, f"unfix: {text}".split("\n"))), file=sys.stderr)
 
 
 def say(text: str, end: str = "\n") -> None:

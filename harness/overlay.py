@@ -6,7 +6,9 @@ imports, includes, tracebacks and `inspect.getsource` all see real files.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -26,6 +28,7 @@ from harness.targets import Location, locate
 _FORMAT = b"unfix overlay 1\0"
 _STALE_SECONDS = 3600.0
 _UNUSED_SECONDS = 30 * 24 * 3600.0
+_held: dict[Path, int] = {}  # what this process has built or found, open and locked: no other one sweeps it
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,9 @@ def build(plan: Plan) -> Path | None:
         final = overlays / _digest(files, entries)
         overlays.mkdir(mode=0o700, exist_ok=True)
         if _is_whole(final, files, entries):
-            os.utime(final)  # the sweep goes by when it was last used
+            with contextlib.suppress(OSError):  # a cache that can only be read serves as well
+                os.utime(final)  # the sweep goes by when it was last used
+            _hold(final)
             return final
         _sweep(overlays)
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=overlays))
@@ -112,6 +117,7 @@ def build(plan: Plan) -> Path | None:
             _publish(made, final, files, entries)
         finally:
             shutil.rmtree(made, ignore_errors=True)
+        _hold(final)
     except OSError as error:
         raise InfraError(f"can't build an overlay in {overlays}: {error.strerror or error}") from None
     return final
@@ -206,13 +212,37 @@ def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: _Links
     raise InfraError(f"can't replace the damaged overlay {final}: remove it")
 
 
+def _hold(overlay: Path) -> None:
+    """As long as this process lives; whatever a clock says, which may be set a month ahead."""
+    with contextlib.suppress(OSError):  # a file system without locks: then its age is all that counts
+        handle = os.open(overlay, os.O_RDONLY | os.O_DIRECTORY)
+        if (before := _held.pop(overlay, None)) is not None:
+            os.close(before)  # another may lie there by now
+        _held[overlay] = handle
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _in_use(overlay: Path) -> bool:
+    try:
+        handle = os.open(overlay, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(handle)
+
+
 def _sweep(overlays: Path) -> None:
     """Remove what killed processes left, and overlays that nobody has used for a month."""
     left = [*overlays.glob(".making-*"), *overlays.glob(".damaged-*")]
     ages = dict.fromkeys(left, _STALE_SECONDS) | dict.fromkeys(overlays.glob("[0-9a-f]" * 64), _UNUSED_SECONDS)
     for path, seconds in ages.items():
         try:
-            if time.time() - path.lstat().st_mtime > seconds:
+            if time.time() - path.lstat().st_mtime > seconds and not _in_use(path):
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
             continue

@@ -1,6 +1,7 @@
 """Plain text: what was captured, so that neither a reader's eye, a terminal nor a log takes it for anything else.
 
     visible   control characters are spelt out: a dying process must not change what a report says
+    hidden    the first such character, "" where there is none
     one_line  line ends, too, and cut to a length
     log_line  and nothing in it that GitHub's runner takes for a command to itself
 
@@ -12,8 +13,12 @@ from __future__ import annotations
 
 import re
 
-# what a terminal, or a reader's eye, takes for more than a character: C0 but tab and newline, C1, bidi, lone surrogates
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+# what a terminal, or a reader's eye, takes for more than a character, or for none: C0 but tab and newline, C1, soft
+# hyphens, direction, blanks without width, annotations, lone surrogates, tags
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
 # the runner compares by its culture, which skips more than blanks before the colons
 _COMMAND = re.compile(r"^([^0-9A-Za-z]*?):(?=:)")
 
@@ -21,6 +26,12 @@ _COMMAND = re.compile(r"^([^0-9A-Za-z]*?):(?=:)")
 def visible(text: str) -> str:
     """Control characters as ``\\x1b``; tabs and line ends stay."""
     return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def hidden(text: str) -> str:
+    """The first character that `visible` would spell out, "" where there is none."""
+    found = _UNSEEN.search(text)
+    return found.group() if found else ""
 
 
 def one_line(text: str, most: int | None = None) -> str:

@@ -11,6 +11,7 @@ fixes out, what it must with them in.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -177,7 +178,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(left) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in left])
         items[:] = [item for item in items if item.nodeid in left]
-    items.sort(key=_memory, reverse=True)  # those that take turns begin at once, beside the others
+    if workers.is_worker(config) and not code_base_of(config).preload:
+        items.sort(key=spread)
     cases = len(left & set(fix_of))
     if workers.is_worker(config):
         config.workeroutput["unfix"] = {"cases": cases, "shard": facts}  # type: ignore[attr-defined]
@@ -185,11 +187,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_recorder].collected(cases, facts)
 
 
-def _memory(item: pytest.Item) -> int:
-    """Device memory of its case, where that is so much that it waits for its turn."""
+def spread(item: pytest.Item) -> tuple[int, int]:
+    """The order for workers: cases that wait for their turn begin at once, and the others are mixed.
+
+    Legs that need a CUDA context of their own are neighbours in their file, and a driver makes one after the other.
+    """
     case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
     needed = case.device_bytes if isinstance(case, Case) else 0
-    return needed if needed >= MUCH else 0
+    return -needed if needed >= MUCH else 0, zlib.crc32(item.nodeid.encode())
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from harness.plain import log_line
 from harness.trial import Run
 
 
@@ -39,7 +40,7 @@ class Watch:
             self._bar.stop()
 
     def note(self, text: str) -> None:
-        self._console.print(f"unfix: {text}")
+        self._console.print("\n".join(map(log_line, f"unfix: {text}".split("\n"))))
 
     def began(self, out: tuple[str, ...]) -> None:
         with self._lock:

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from harness import fixes, output, prove, pytest_run, report, selection
+from harness import fixes, output, plain, prove, pytest_run, report, selection
 from harness.code_base import resolve
 from harness.device import resolve_device
 from harness.errors import InfraError
@@ -158,17 +159,17 @@ def _print(document: Mapping[str, Any], rows: Sequence[Row]) -> None:
             table.add_row(
                 row.fix, f"[{'green' if row.ok else 'red'}]{len(row.tests('caught'))} of {own}[/]",
                 *(f"[red]{n}[/]" if (n := len(row.tests(kind))) else "0" for kind in ("missed", "collateral")),
-                "\n".join([*_functions(row, "caught"), *_functions(row, "noticed", ", a neighbour's")]),
+                escape("\n".join([*_functions(row, "caught"), *_functions(row, "noticed", ", a neighbour's")])),
             )  # fmt: skip
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(plain.log_line(line), markup=False, soft_wrap=True)
     if not rows:
         return
     console.print(table)
     for row in rows:
         for kind in ("missed", "collateral", "infra"):
             for line in _grouped(f"{kind}: {row.fix}", {test: row.cells[test].why for test in row.tests(kind)}):
-                console.print(line, markup=False, soft_wrap=True)
+                console.print(plain.log_line(line), markup=False, soft_wrap=True)
     for test in document["idle"]:
         console.print(f"catches nothing: {test}", markup=False, soft_wrap=True)
     good = sum(row.ok for row in rows)

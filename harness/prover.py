@@ -20,9 +20,10 @@ from harness.device import visible
 from harness.edits import Reversal
 from harness.errors import InfraError, RottedError
 from harness.fixes import Catalogue, Fix
+from harness.launch import installed
 from harness.outcome import Leg
 from harness.reach import Target
-from harness.sandbox import Request, Servers, installed
+from harness.sandbox import Request, Servers
 from harness.targets import locate
 from harness.turns import MUCH, turn
 from harness.variants import NotFixedError, State, choose, choose_forward, state

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.meaning import parse
 from harness.tokens import NEWLINE, lex
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -36,9 +36,7 @@ class PySource:
 
     def __init__(self, text: str) -> None:
         self.text_lines = re.split(NEWLINE, text)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.tree = ast.parse("\n".join(self.text_lines))
+        self.tree = parse("\n".join(self.text_lines))
         self.units: dict[str, Unit] = {}
         self._collect("", "module", self.tree)
         self._code, self._inside = _without_comments("\n".join(self.text_lines))

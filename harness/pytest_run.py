@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from harness import orphans
 from harness.code_base import CodeBase
 from harness.device import visible
 from harness.errors import UsageError
 from harness.trial import kill_session
 
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec is no time for it
-_PR_SET_PDEATHSIG = 1
 _ENDING = 20.0  # seconds that an interrupted pytest has to write down what it knows
 
 
@@ -34,7 +32,7 @@ def command(
 ) -> list[str]:
     """``release`` and ``source`` as the user named them; ``more`` comes last."""
     return [
-        sys.executable, "-m", "pytest", str(root / "regressions"),
+        sys.executable, "-m", "harness.pytest_main", str(root / "regressions"),
         "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
         "-q", "-n", workers,
         "--unfix-device", device, "--unfix-target", code_base.name,
@@ -62,7 +60,7 @@ def started(command: Sequence[str], words: IO[Any]) -> Iterator[subprocess.Popen
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True,
-        preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=orphans.end_with_parent,
     )  # fmt: skip
     try:
         yield process

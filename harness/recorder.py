@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,18 @@ class Recorder:
             "verdict": "infra", "reason": reason, "legs": [],
         }  # fmt: skip
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        finished = None
+        try:
+            finished = yield
+        except OSError as error:  # another plugin's file, such as JUnit's
+            file = error.filename or session.config.getoption("xmlpath", None) or "a report"
+            self._complain(session, f"{file} could not be written: {error.strerror}")
+        self._finish(session)
+        return finished
+
+    def _finish(self, session: pytest.Session) -> None:
         records = list(self._log.results.values())
         session.exitstatus = self._status(session, records)
         self._log.ended = int(session.exitstatus)

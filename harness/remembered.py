@@ -22,7 +22,7 @@ from harness.cache import cache_dir
 from harness.errors import InfraError
 
 SMALL = 512  # characters: such a text is parsed as fast as an answer about it is found
-_ANSWER = ("tokens", "snippets", "meaning", "edits", "outline", "pieces")  # modules
+_ANSWER = ("strings", "tokens", "snippets", "meaning", "edits", "outline", "pieces")  # modules
 _OLD_SECONDS = 30 * 24 * 3600.0
 
 
@@ -49,9 +49,13 @@ def remembered(question: str, text: str, about: Any, work: Callable[[], Any]) ->
 def _keep(kept: Path, answer: Any) -> None:
     kept.parent.mkdir(mode=0o700, exist_ok=True)
     handle, made = tempfile.mkstemp(prefix=".making-", dir=kept.parent)
-    with os.fdopen(handle, "w") as file:
-        json.dump(answer, file)
-    os.replace(made, kept)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(answer, file)
+        os.replace(made, kept)
+    except OSError:
+        os.unlink(made)
+        raise
     if kept.name.startswith("00"):  # one in 256 looks for those that are too old
         for other in os.scandir(kept.parent):
             with contextlib.suppress(OSError):

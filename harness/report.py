@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
-from harness import plain
+from harness import plain, record
 from harness.errors import InfraError
 from harness.prover import Result
 from harness.verdict import VERDICTS
 
 SCHEMA_VERSION = 1
+_MOST_PARTS = 10_000
 _NEEDED = {"regression", "fix", "blames", "case", "backend", "target", "device", "tells", "verdict", "reason", "legs"}
 STYLE = {"proved": "green", "skipped": "yellow"}  # everything else is red
 
@@ -54,13 +56,13 @@ def record_fault(row: Any) -> str:
     if lacking := sorted(_NEEDED - set(row)):
         return f"has no {lacking[0]}"
     if row["verdict"] not in VERDICTS:
-        return f"has the verdict {row['verdict']!r}, which is none"
+        return f"has the verdict {str(row['verdict'])[:60]!r}, which is none"
     legs = row["legs"]
     if not isinstance(legs, list) or not all(
         isinstance(leg, dict) and {"outcome", "reverted"} <= set(leg) for leg in legs
     ):
         return "has legs that are no list of outcomes"
-    return ""
+    return record.fault(row)
 
 
 def shard_fault(shard: Any, records: Iterable[Mapping[str, Any]]) -> str:
@@ -68,8 +70,10 @@ def shard_fault(shard: Any, records: Iterable[Mapping[str, Any]]) -> str:
     if shard is None:
         return ""
     index, of = (shard.get("index"), shard.get("of")) if isinstance(shard, dict) else (None, None)
-    if not isinstance(index, int) or not isinstance(of, int) or not 1 <= index <= of:
+    if type(index) is not int or type(of) is not int or not 1 <= index <= of <= _MOST_PARTS:
         return "shard must have index and of, integers, 1 <= index <= of"
+    if not all(type(shard.get(name, 0)) is int for name in ("cases", "of_cases")):
+        return "shard must have integers for cases and of_cases"
     return "" if all("test" in row for row in records) else "a shard's results must name their test"
 
 
@@ -161,7 +165,7 @@ def table(records: list[dict[str, Any]]) -> Table:
     for (fix, backend), rows in sorted(groups.items()):
         on = Counter(row["legs"][0]["outcome"] for row in rows if row["legs"])
         off = Counter(" > ".join(leg["outcome"] for leg in row["legs"][1:]) for row in rows if row["legs"])
-        out.add_row(fix, backend, str(len(rows)), _tally(on), _tally(off), _verdicts(rows))
+        out.add_row(_text(fix), _text(backend), str(len(rows)), _tally(on), _tally(off), _verdicts(rows))
     return out
 
 
@@ -183,8 +187,13 @@ def not_proved(records: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _tally(seen: Counter[str]) -> str:
-    return "\n".join(f"{n} {what}" for what, n in seen.most_common())
+def _tally(seen: Counter[str]) -> Text:
+    return Text("\n").join(_text(f"{n} {what}") for what, n in seen.most_common())
+
+
+def _text(text: str) -> Text:
+    """What rich takes no part of for markup."""
+    return Text(plain.log_line(text))
 
 
 def explain(result: Result) -> str:

@@ -4,7 +4,7 @@ For legs that are declared to leave their process as good as it was. Each import
 overlay, so that module globals, kernels and with them the reach-proof are its own; it has its own folder and streams.
 
     server -> resident   as `harness.child` has it, once for each leg
-    resident -> server   {"began": true}, then {"reported": true, "left": ["environment variables", …]}
+    resident -> server   {"began": true}, then {"reported": digest, "left": ["environment variables", …]}
 
 Where a leg left something, or after `LEGS` of them, the resident ends: the next leg gets another. One thing would make
 a leg look right that isn't: memory that an earlier leg freed may hold the very values that it must compute. So what a
@@ -42,18 +42,18 @@ def live(server: socket.socket, prepare: Callable[[], None]) -> None:
     baseline, kept = Baseline(), set(sys.modules)
     for at in range(1, LEGS + 1):
         request = wire.receive(server)
-        left = _run(server, request, baseline, kept)
+        digest, left = _run(server, request, baseline, kept)
         if at == LEGS:
             left.append(f"{LEGS} legs")
-        wire.send(server, {"reported": True, "left": left})
+        wire.send(server, {"reported": digest, "left": left})
         if left:
             return
 
 
-def _run(server: socket.socket, request: dict[str, Any], baseline: Baseline, kept: set[str]) -> list[str]:
+def _run(server: socket.socket, request: dict[str, Any], baseline: Baseline, kept: set[str]) -> tuple[str, list[str]]:
     path, before = request["path"], {name: os.environ.get(name) for name in request["env"]}
     child.begin(server, request)
-    leg.run_directory(request["directory"])
+    digest = leg.run_directory(request["directory"])
     if sys.path[: len(path)] == path:  # else the leg changed it, which is found
         del sys.path[: len(path)]
     for name, value in before.items():
@@ -61,10 +61,13 @@ def _run(server: socket.socket, request: dict[str, Any], baseline: Baseline, kep
             os.environ.pop(name)
             os.environ.update({name: value} if value is not None else {})
     modules.forget(path, kept)
-    left = baseline.left(STALE)
+    try:
+        left = baseline.left(STALE)
+    except Exception as error:  # a device error stays with its context, and the leg has told of it
+        left = [f"a device that can't be used ({type(error).__name__})"]
     _flush_c()
     child.print_to(os.devnull, os.devnull)
-    return left
+    return digest, left
 
 
 def _flush_c() -> None:

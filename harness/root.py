@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from harness import trust
 from harness.errors import UsageError
 
 
 def project_root() -> Path:
     """The checkout around the working directory, else the one that this package was imported from.
 
-    Puts it on ``sys.path``, where regressions and kernels are imported from. Raises UsageError where neither is one.
+    Puts it on ``sys.path``, where regressions and kernels are imported from. Raises UsageError where neither is one,
+    and where its code is not to be run (`harness.trust`).
     """
     here = Path.cwd()
     for folder in [here, *here.parents, Path(__file__).parents[1]]:
-        if (folder / "toggles").is_dir() and (folder / "regressions").is_dir():
+        if trust.is_checkout(folder):
+            trust.check_checkout(folder)
             for entry in (str(folder / "kernels"), str(folder)):
                 if entry not in sys.path:
                     sys.path.insert(0, entry)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -25,6 +26,7 @@ from harness import (
     runlog,
     selection,
     shards,
+    zygote,
 )
 from harness import merge as parts_of
 from harness.code_base import resolve
@@ -95,9 +97,10 @@ def run(
     if log:
         of = facts(root, code_base, device, chosen, reverted, part)
         before = len(runlog.check(log, of, resume=resume).done())
-    with Prover(registered, device=device, root=root, target=code_base) as prover:
-        _ = prover.environment  # a machine that can't run legs is said once, here, and not by every case
-    with tempfile.TemporaryDirectory(prefix="unfix-run-", ignore_cleanup_errors=True) as scratch:
+    with contextlib.ExitStack() as stack:
+        if not code_base.preload:
+            stack.enter_context(zygote.opened(device))
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="unfix-run-", ignore_cleanup_errors=True))
         lines = (log or Path(scratch, "run.jsonl")).absolute()
         more = ["--unfix-select", ",".join(chosen), "--unfix-log", str(lines), *(["--unfix-resume"] if resume else [])]
         more += ["--unfix-shard", shard] if part else []
@@ -106,7 +109,8 @@ def run(
         side_by_side = pytest_run.workers(jobs, device)
         command = pytest_run.command(root, device, code_base, side_by_side, release=release, source=source, more=more)
         try:
-            ended = _ran(command, lines, shards.durations(history.records(earlier, target, device)))
+            prover = Prover(registered, device=device, root=root, target=code_base)
+            ended = _ran(command, lines, shards.durations(history.records(earlier, target, device)), prover)
         except KeyboardInterrupt:
             with contextlib.suppress(UsageError):  # it may have been too early for a log
                 if log and (kept := len(runlog.read(lines).results)):
@@ -151,20 +155,36 @@ def session_revert(registered: fixes.Catalogue, target: str) -> tuple[str, ...]:
     return reverted
 
 
-def _ran(command: Sequence[str], lines: Path, expected: Mapping[str, float]) -> int:
+def _ran(command: Sequence[str], lines: Path, expected: Mapping[str, float], prover: Prover) -> int:
     """pytest's exit status. On a terminal its words come after the live line, and only where something is wrong."""
-    shown = live.Live(lines, expected)
+    shown, told = live.Live(lines, expected), 0
     with signals_interrupt(), tempfile.TemporaryFile() as words:
-        # the line goes first where the run is interrupted: pytest may then take a while to end
-        with pytest_run.started(command, words if shown.on else sys.stderr) as process, shown:
-            while process.poll() is None:
-                shown.poll()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.2)
-        if shown.on and process.returncode:
-            words.seek(0)
-            sys.stderr.write(words.read().decode(errors="replace"))
+        try:
+            # the line goes first where the run is interrupted: pytest may then take a while to end
+            with pytest_run.started(command, words) as process, shown:
+                with prover:  # a machine that can't run legs is said once, here, and not by every case
+                    _ = prover.environment
+                while process.poll() is None:
+                    shown.poll()
+                    told += 0 if shown.on else _pass_on(words, told)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(0.2)
+        except KeyboardInterrupt:
+            if not shown.on:
+                _pass_on(words, told, ended=True)
+            raise
+        if not shown.on or process.returncode:
+            _pass_on(words, told, ended=True)
         return process.returncode
+
+
+def _pass_on(words: IO[bytes], told: int, *, ended: bool = False) -> int:
+    """How many bytes of pytest's words there were beyond those told already."""
+    new = os.pread(words.fileno(), 1 << 30, told)  # `seek` would move where pytest writes
+    whole = new[: new.rfind(b"\n") + 1] if not ended else new
+    sys.stderr.write(plain.visible(whole.decode(errors="replace")))
+    sys.stderr.flush()
+    return len(whole)
 
 
 def _matrix(lines: Path, ended: int) -> dict[str, Any]:

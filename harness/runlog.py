@@ -12,8 +12,11 @@ What follows the last newline was being written when the run was killed, and is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +25,7 @@ from harness import report
 from harness.errors import InfraError, UsageError
 
 Record = dict[str, Any]
+MOST_BYTES = 1 << 28  # of a log or a matrix; 483 cases have half a megabyte
 
 
 @dataclass
@@ -61,7 +65,7 @@ CUT_SHORT = "the run was cut short before it knew its cases"
 def read(path: Path) -> Log:
     """Raises UsageError for what is no log, with the line that is wrong."""
     try:
-        whole, newline, _ = path.read_bytes().rpartition(b"\n")
+        whole, newline, _ = bytes_of(path).rpartition(b"\n")
     except OSError as error:
         raise UsageError(f"{path} could not be read: {error.strerror}") from None
     log: Log | None = None
@@ -75,13 +79,24 @@ def read(path: Path) -> Log:
                 _ = log.run["session_reverted"], log.run["shard"], [log.run[name] for name in IDENTITY]
             else:
                 _add(log, entry)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            said = f"{type(error).__name__}: {error}"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            said = f"{type(error).__name__}: {str(error)[:200]}"
             raise UsageError(f"{path}:{number}: is no line of a run's log (unfix run --jsonl): {said}") from None
     if log is None:
         raise UsageError(f"{path}:1: is no run's log (unfix run --jsonl): its first line is not whole")
     log.size = len(whole) + 1
     return log
+
+
+def bytes_of(path: Path) -> bytes:
+    """A whole file, of a bounded size: a device or a pipe that is named by mistake would never end. Raises OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it isn't a regular file")
+        if status.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB")
+        return stream.read()
 
 
 def _add(log: Log, entry: dict[str, Any]) -> None:

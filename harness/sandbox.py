@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.machinery
-import importlib.util
 import json
 import os
 import shutil
@@ -24,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import ending, inline, wire
-from harness.device import compute_capabilities
+from harness import ending, inline, launch, orphans, wire, zygote
 from harness.ending import Ending
 from harness.errors import InfraError
 from harness.reach import Target
@@ -54,11 +51,10 @@ class Sandbox:
 
     def __init__(self, device: str, preload: Sequence[str] = (), path: Sequence[str] = ()):
         self.device = device
-        flashinfer = ["flashinfer"] if device == "cuda" and installed("flashinfer", path) else []
-        self._preload = ["numpy", "torch", "triton", *flashinfer]
+        self._preload = launch.preload(device, path)
         self._slow = list(preload)  # imported, too, where that leaves CUDA usable; else each leg imports it for itself
-        self._path = [*path, str(Path(__file__).parents[1])]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._path = path
+        self._process: subprocess.Popen[bytes] | zygote.Forked | None = None
         self._socket: socket.socket | None = None
         self._unsettled = False  # a leg's process may still be on its way out
 
@@ -96,8 +92,10 @@ class Sandbox:
             connection = self._start()  # not the leg's time
             started = time.monotonic()
             said, timed_out = self._fork(connection, directory, request, shared)
-            self._unsettled |= said["status"] == 0 and not said["shared"]
-            found = ending.read(directory, said["status"], timed_out, time.monotonic() - started)
+            self._unsettled |= said["status"] == 0 and bool(not said["shared"] or said["left"])
+            found = ending.read(directory, said["status"], said["report"], timed_out, time.monotonic() - started)
+            if found.report is None and os.path.isdir(directory):  # on a full disk it could not even say why
+                Path(directory, "room").write_bytes(bytes(1 << 16))
             return dataclasses.replace(found, shared=said["shared"], left=tuple(said["left"]))
         except OSError as error:
             raise InfraError(f"a leg's directory under {tempfile.gettempdir()} could not be used: {error}") from error
@@ -152,8 +150,7 @@ class Sandbox:
                 return begun | wire.receive(connection), True
         except (OSError, ValueError, KeyError) as error:
             if pid:  # a leg outlives a server that was killed
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                _end_tree(pid)
             self.close()
             raise InfraError(f"the fork server was lost while a leg ran ({type(error).__name__}: {error})") from error
 
@@ -161,30 +158,15 @@ class Sandbox:
         if self._process and self._process.poll() is None and self._socket:
             return self._socket
         self.close()
-        ours, theirs = wire.pair()
-        env = {k: v for k, v in os.environ.items() if k not in ("SGLANG_DEBUG_REVERT_PR", "TRITON_INTERPRET")}
-        env["PYTHONPATH"] = os.pathsep.join([*self._path, env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        if self.device == "cpu":
-            env["TRITON_INTERPRET"] = "1"  # read when triton is imported: it belongs to the server, not to a leg
-            env["CUDA_VISIBLE_DEVICES"] = ""
-        else:
-            # told the architecture, flashinfer does not ask the GPU for it on import, which would initialise CUDA
-            env.setdefault("FLASHINFER_CUDA_ARCH_LIST", " ".join(sorted(set(compute_capabilities()))))
-            env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch.cuda.is_available() by the runtime spoils later forks
-        command = [sys.executable, "-m", "harness.forkserver", str(theirs.fileno()), *self._preload, *self._slow]
-        try:  # what an import prints is a note, and not a result
-            self._process = subprocess.Popen(
-                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2
-            )
-        except OSError as error:
-            ours.close()
-            raise InfraError(f"no fork server could be started: {error}") from error
-        finally:
-            theirs.close()
-        self._socket = ours
-        ours.settimeout(300)
+        preload = [*self._preload, *self._slow]
+        env = launch.environment(self.device, self._path)
+        if forked := zygote.fork(preload, env):
+            self._process, self._socket = forked
+            return self._socket
+        self._process, self._socket = launch.start(preload, env)
+        self._socket.settimeout(zygote.START)
         try:
-            hello = wire.receive(ours)
+            hello = wire.receive(self._socket)
         except (OSError, ValueError) as error:
             self.close()
             raise InfraError(f"the fork server did not start ({type(error).__name__}: {error})") from error
@@ -201,7 +183,7 @@ class Sandbox:
                 f"a package that every leg needs does not import: {hello['error']} (python {sys.executable}; "
                 "install it there, or run from the project's .venv)"
             )
-        return ours
+        return self._socket
 
 
 class Servers:
@@ -252,13 +234,11 @@ class Servers:
             self._open.popitem()[1].close()
 
 
-def installed(package: str, path: Sequence[str] = ()) -> bool:
-    """Whether a leg with this path in front of its import path can import the package."""
-    try:
-        here = importlib.machinery.PathFinder.find_spec(package, list(path)) if path else None
-        return (here or importlib.util.find_spec(package)) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name
-        return False
+def _end_tree(pid: int) -> None:
+    below = orphans.descendants(pid)  # known before their parents are gone
+    for kill, each in ((os.killpg, pid), *((os.kill, each) for each in below)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(each, signal.SIGKILL)
 
 
 def _of_a_leg(request: Request) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.draft import DraftFix
 from harness.edits import Edit
+from harness.errors import UsageError
 
 _PLAIN = re.compile(r"[A-Za-z(][^:#\[\]{}\"'`|>&*!%@\\,]*[^\s:#\[\]{}\"'`|>&*!%@\\,]")
 UPSTREAM = "https://github.com/sgl-project/sglang/pull/"
@@ -16,7 +17,13 @@ UPSTREAM = "https://github.com/sgl-project/sglang/pull/"
 def toggle(
     pr: str, title: str, fixes: Sequence[DraftFix], code_base: str, scenario: str, entered_by: Mapping[str, str]
 ) -> str:
-    """The text of `toggles/<pr>.yaml`. `entered_by`: for each target that isn't Python, what loads its build."""
+    """The text of `toggles/<pr>.yaml`. `entered_by`: for each target that isn't Python, what loads its build.
+
+    Raises UsageError for a target that is called so that it can't be written there.
+    """
+    for target in (target for fix in fixes for target in fix.reversals):
+        if not re.fullmatch(r"[\w./+-]+", target):  # it becomes YAML, and Python's comments
+            raise UsageError(f"{target!a} can't be named in a toggle file")
     lines = ["# yaml-language-server: $schema=schema.json", f"pr: {pr}", f"title: {_scalar(title)}"]
     if code_base == "sglang" and pr.isdigit():
         lines += ["links:", f"  - {UPSTREAM}{pr}"]

@@ -107,7 +107,7 @@ def write(path: Path, prover: Prover, result: Result) -> None:
         "zone_bytes": case.zone_bytes,
     }
     text = [
-        f'"""{result.fix} on {case.id}: the case with the fix in and out. Run: python {path.name}"""',
+        _string(f"{result.fix} on {case.id}: the case with the fix in and out. Run: python {path.name}"),
         "".join(f"\nimport {name}" for name in _IMPORTS) + "\n",
         f"TIMEOUT = {_TIMEOUT}  # seconds a leg",
         f"DEVICE = {result.device!r}",
@@ -119,6 +119,12 @@ def write(path: Path, prover: Prover, result: Result) -> None:
         f"FILES = {{{_files(_sources(prover))}}}",
     ]
     write_text(path, "\n".join(text) + "\n" + _MAIN)
+
+
+def _string(text: str) -> str:
+    """A module's docstring, whatever the file is called."""
+    plain = text.isprintable() and not set(text) & set('"\\')
+    return f'"""{text}"""' if plain else repr(text)
 
 
 def _sources(prover: Prover) -> dict[str, str]:

@@ -13,7 +13,7 @@ from harness.fixes import Catalogue
 from harness.reach import Target
 
 DETECTORS = ("red-zone", "victim")  # that fill what they hand out; a guard page's memory is not the allocator's
-DEVICE_BYTES = 1 << 30  # of a leg, at most: what the allocator keeps after it is not there for others
+DEVICE_BYTES = 2 << 30  # of a leg, at most: what the allocator keeps after it is not there for others
 
 
 def harmless(case: Case, outcome: str, targets: Sequence[Target], *, guards_kill: bool) -> bool:

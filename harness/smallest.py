@@ -6,10 +6,12 @@ A match that isn't unique there takes in statements around it that stayed as the
 from __future__ import annotations
 
 import ast
+import difflib
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness import meaning
 from harness.edits import Change, Edit, apply
 from harness.errors import RottedError
 from harness.pysource import PySource, Unit
@@ -92,7 +94,7 @@ class Finder:
         cut = [_dedent(lines[head : len(lines) - tail]) for lines in (news, olds)]
         part = Edit(cut[0], replacement=cut[1])
         try:
-            same = len({ast.dump(ast.parse(self._applied(edit))) for edit in (part, whole)}) == 1
+            same = meaning.same(*(meaning.parse(self._applied(edit)) for edit in (part, whole)))
         except RottedError:
             return whole
         return part if same else whole
@@ -118,6 +120,19 @@ class Finder:
             for sides in ((count, 0), (0, count), (count, count)):
                 if wide := place.widened(*sides):
                     yield Edit(self.new.text(wide.here), replacement=self.old.text(wide.gone))
+
+
+def opcodes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
+    """What difflib finds between what two lists both begin and end with: on a thousand like lines it takes seconds."""
+    head = tail = 0
+    shorter = min(len(old), len(new))
+    while head < shorter and old[head] == new[head]:
+        head += 1
+    while tail < shorter - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    ours, theirs = (each[head : len(each) - tail] for each in (old, new))
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+        yield tag, head + a, head + b, head + c, head + d
 
 
 def _dedent(lines: list[str]) -> str:

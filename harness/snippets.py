@@ -187,7 +187,8 @@ class Text:
 def reindent(snippet: str, text: Text, indent: str, *, dedent: bool) -> str:
     """The snippet's lines at `indent`, in the indent unit and with the line ends of `text`, without a last line end.
 
-    `dedent` takes out what all lines are indented by. Lines that start inside a string stay as they are.
+    `dedent` takes out what the first line is indented by. Blank lines, and those that start inside a string, stay as
+    they are.
     """
     snippet = re.sub(NEWLINE, "\n", snippet).rstrip()
     snippet = re.sub(r"\A(?:[ \t]*\n)+", "", snippet)
@@ -200,14 +201,15 @@ def reindent(snippet: str, text: Text, indent: str, *, dedent: bool) -> str:
     for start, line in zip(starts, snippet.split("\n"), strict=True):
         blank = line[: len(line) - len(line.lstrip())]
         lines.append((start in inside, start + len(blank) in begins, blank, line.lstrip()))
-    base = min((len(blank) for kept, _, blank, code in lines if code and not kept), default=0) if dedent else 0
-    steps = [len(blank) - base for kept, begin, blank, code in lines if begin and len(blank) > base and not kept]
-    step, unit = min(steps, default=4), text.indent_unit()
+    base = len(lines[0][2]) if dedent else 0
+    blanks = [blank for kept, begin, blank, _ in lines if begin and not kept and "\t" not in blank]
+    step, unit = min((abs(len(blank) - base) for blank in blanks if len(blank) != base), default=0), text.indent_unit()
     fitted = []
     for kept, _, blank, code in lines:
-        deeper = blank[base:]
-        if "\t" not in deeper and unit != " " * step:
-            levels, rest = divmod(len(deeper), step)
-            deeper = unit * levels + " " * rest
-        fitted.append(blank + code if kept else indent + deeper + code if code else "")
+        deeper, less = blank[base:], max(base - len(blank), 0)
+        if step and "\t" not in blank and unit != " " * step:
+            deeper = unit * (len(deeper) // step) + " " * (len(deeper) % step)
+            less = less // step * len(unit) + less % step
+        outer = indent[: max(len(indent) - less, 0)]
+        fitted.append(outer + deeper + code if code and not kept else blank + code)
     return text.newline.join(fitted)

@@ -226,7 +226,7 @@ def _first(
     phases = [Phase.generate, Phase.shrink]
     how = settings(max_examples=examples, database=None, deadline=None, phases=phases)
     with contextlib.suppress(NoSuchExample):
-        return find(options, holds, settings=how, random=Random(seed))
+        return find(options, holds, settings=how, random=Random(seed))  # nosec B311
     return None
 
 

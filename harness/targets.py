@@ -21,6 +21,7 @@ from harness.outline import Crop, Region
 from harness.tokens import Language, language_of
 
 _BOM = b"\xef\xbb\xbf"
+_LONGEST = 250  # bytes of a target: a file system takes 255 for a name
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,17 @@ class Location:
 
 def check_target(target: str) -> None:
     """Raise UsageError unless `target` reads like a dotted path, or a relative path below a package."""
+    if len(target.encode("utf-8", "surrogatepass")) > _LONGEST:
+        raise UsageError(f"target {target[:60]!a}… must have at most {_LONGEST} bytes")
+    parts = target.split("/" if "/" in target else ".")
     if "/" in target or "\\" in target:
-        parts = target.split("/")
         if "\\" in target or "\0" in target or len(parts) < 2 or any(part in ("", ".", "..") for part in parts):
             raise UsageError(f"target {target!a} must be a relative path such as pkg/csrc/file.cuh, without '..'")
+        if not parts[0].isidentifier() or not target.isprintable():  # `a.b/c.py`: looking for a.b would import a
+            raise UsageError(f"target {target!a} must start with a package's name, such as pkg in pkg/csrc/file.cuh")
         if language_of(target) is None:
             raise UsageError(f"target {target!a} must be a Python, C++ or CUDA source (.py, .cpp, .cu, .cuh, .h, …)")
-    elif not all(part.isidentifier() for part in target.split(".")):
+    elif not all(part.isidentifier() for part in parts):
         raise UsageError(f"target {target!a} must be a dotted path such as pkg.mod.Class.method, or pkg/csrc/file.cuh")
 
 

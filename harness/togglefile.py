@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -26,15 +28,20 @@ from harness.targets import check_target
 from harness.tokens import language_of
 from harness.yamlfile import Node
 
+_MOST = 50  # of a file's mistakes are looked at, of which the first ten are told
 Outcome = Literal["clean", "guarded", "overflow", "wrong", "crashed", "hung", "error"]
+# What runs and judges the code under test: changed there, a fix could be said to be anything.
+_NEVER = sys.stdlib_module_names | {"harness", "regressions", "sitecustomize", "usercustomize"}
 Kind = Literal["size", "guard", "arithmetic", "config"]
 Device = Literal["cpu", "cuda"]
 
 
 def _regex(text: str) -> str:
     try:
-        re.compile(text)
-    except re.error as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what a later Python will read otherwise
+            re.compile(text)
+    except (re.error, Warning, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return text
 
@@ -44,6 +51,8 @@ def _target(text: str) -> str:
         check_target(text)
     except UsageError as error:
         raise ValueError(str(error)) from None
+    if (top := re.split("[./]", text, maxsplit=1)[0]) in _NEVER:
+        raise ValueError(f"target {text!a} must be in a package under test, and never in {top}")
     return text
 
 
@@ -141,7 +150,7 @@ def _writes_code(edit: EditEntry, target: str) -> bool:
     return edit.replacement is not None and bool(Pattern.of(edit.replacement, language or "python").tokens)
 
 
-# Named by what it says in errors; `_explain` takes them out of paths.
+# Named by what it says in errors; `_place` takes them out of paths.
 _TAGS = ("list", "forms")
 
 
@@ -231,7 +240,9 @@ def validate(root: Node) -> ToggleFile:
     try:
         file = ToggleFile.model_validate(root.value)
     except ValidationError as error:
-        found = sorted({_explain(root, dict(item)) for item in error.errors()})
+        # the first ones of a file that may have thousands: explaining each takes its time
+        first = sorted(map(dict, error.errors()), key=lambda item: root.line(*root.known_path(_place(item))))[:_MOST]
+        found = sorted({_explain(root, item) for item in first})
         raise ToggleError("\n".join(root.error(path, message) for _, path, message in found[:10])) from None
     if root.path.stem != str(file.pr):
         raise ToggleError(root.error(("pr",), f"{file.pr} is in {root.path.name}: the file must be {file.pr}.yaml"))
@@ -241,17 +252,23 @@ def validate(root: Node) -> ToggleFile:
 def _hoist_patches(root: Node) -> None:
     """Take upstream's own shape, {patches: [{target, edits}]}, for a list of reversals."""
     fixes = root.value.get("fixes") if isinstance(root.value, dict) else None
+    hoisted = set()
     for name, fix in fixes.items() if isinstance(fixes, dict) else ():
         reversals: Any = fix.get("reversals") if isinstance(fix, dict) else None
         for code_base, listed in reversals.items() if isinstance(reversals, dict) else ():
             if isinstance(listed, dict) and list(listed) == ["patches"]:
                 reversals[code_base] = listed["patches"]
-                root.hoist(("fixes", name, "reversals", code_base), "patches")
+                hoisted.add(("fixes", name, "reversals", code_base))
+    root.hoist(hoisted, "patches")
+
+
+def _place(item: dict[str, Any]) -> tuple[str | int, ...]:
+    return tuple(part for at, part in enumerate(item["loc"]) if at != 4 or part not in _TAGS)
 
 
 def _explain(root: Node, item: dict[str, Any]) -> tuple[int, tuple[str | int, ...], str]:
     """The line, the path and the message of one of pydantic's errors, in the words of a toggle file."""
-    loc = tuple(part for at, part in enumerate(item["loc"]) if at != 4 or part not in _TAGS)
+    loc = _place(item)
     path = root.known_path(loc)
     kind, message = item["type"], str(item["msg"]).removeprefix("Value error, ")
     name = loc[-1] if loc else ""

@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
+from harness.strings import PREFIXES, string
+
 Language = Literal["python", "c"]
 Kind = Literal["name", "number", "string", "op", "newline", "directive", "comment"]
 
@@ -67,15 +69,14 @@ _C = re.compile(
     rf"""(?P<space>[ \t\f\v\ufeff]+ | \\(?:{NEWLINE}))
     | (?P<newline>{NEWLINE})
     | (?P<comment>//(?:\\(?:{NEWLINE})|[^\r\n])* | /\*.*?(?:\*/|\Z))
-    | (?P<raw>(?:u8|[uUL])?R"(?P<fence>[^()\\\s]{{0,16}})\(.*?\)(?P=fence)")
+    | (?P<raw>(?:u8|[uUL])?R"[^()\\\s]{{0,16}}\()
     | (?P<string>(?:u8|[uUL])?(?:"(?:\\.|[^"\\\r\n])*" | '(?:\\.|[^'\\\r\n])*'))
     | (?P<number>{_NUMBER})
     | (?P<name>[^\W\d]\w*)
     | (?P<op><<=|>>=|<=>|->\*|\.\.\.|::|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|\#\#|.)""",
     re.VERBOSE | re.DOTALL,
 )
-_DIRECTIVE = re.compile(rf"\#(?:\\(?:{NEWLINE})|/\*.*?\*/|(?!//)[^\r\n])*", re.DOTALL)
-_PREFIXES = frozenset(("", "r", "u", "b", "f", "t", "br", "rb", "fr", "rf", "tr", "rt"))
+_DIRECTIVE = re.compile(rf"\#(?:\\(?:{NEWLINE})|/\*.*?(?:\*/|\Z)|(?!//)[^\r\n])*", re.DOTALL)
 _CLOSERS = {")": "(", "]": "[", "}": "{"}
 
 
@@ -105,7 +106,7 @@ class _Reader:
         at, line_start = 0, True
         while at < len(self.source):
             if not self.python and line_start and (directive := _DIRECTIVE.match(self.source, at)):
-                text = re.sub(rf"\\(?:{NEWLINE})|/\*.*?\*/", " ", directive.group(), flags=re.DOTALL)
+                text = re.sub(rf"\\(?:{NEWLINE})|/\*.*?(?:\*/|\Z)", " ", directive.group(), flags=re.DOTALL)
                 end = at + len(directive.group().rstrip())
                 self.add("directive", "#" + " ".join(text[1:].split()), at, end)
                 at, line_start = directive.end(), False
@@ -115,10 +116,15 @@ class _Reader:
             kind, text, end = found.lastgroup, found.group(), found.end()
             if kind == "string" and self.python:
                 prefix = text.rstrip("\"'")
-                if prefix.lower() not in _PREFIXES:
+                if prefix.lower() not in PREFIXES:
                     kind, text, end = "name", prefix, at + len(prefix)
                 else:
-                    end, text = _python_string(self.source, at, prefix, text[len(prefix) :])
+                    end, text = string(self.source, at, prefix, text[len(prefix) :])
+            elif kind == "raw":
+                fence = text[text.index('"') + 1 : -1]
+                closed = self.source.find(f'){fence}"', end)
+                kind, end = ("string", closed + len(fence) + 2) if closed >= 0 else ("op", at + 1)
+                text = self.source[at:end]
             if kind == "newline":
                 line_start = True
                 if self.python and not self.open and self.tokens and self.tokens[-1].kind != "newline":
@@ -129,7 +135,7 @@ class _Reader:
                 self.operator(text, at, end)
                 line_start = False
             elif kind != "space":
-                self.add("string" if kind in ("raw", "fence") else kind, text, at, end)  # type: ignore[arg-type]
+                self.add(kind, text, at, end)  # type: ignore[arg-type]
                 line_start = False
             at = end
 
@@ -138,7 +144,7 @@ class _Reader:
 
     def operator(self, text: str, start: int, end: int) -> None:
         if text in ("(", "[", "{"):
-            self.open.append([text, bool(self.tokens) and _is_primary(self.tokens[-1]), 0])
+            self.open.append([text, bool(self.tokens) and _takes_a_list(self.tokens[-1]), 0])
         elif text == "," and self.open:
             self.open[-1][2] += 1
         elif text in _CLOSERS:
@@ -160,61 +166,8 @@ class _Reader:
         return bracket == "{" or (bracket == "(") == after_primary
 
 
-def _is_primary(token: Token) -> bool:
+def _takes_a_list(token: Token) -> bool:
+    """Whether brackets behind this token call it, index it or, of an import, hold names: all else are tuples."""
     if token.kind == "name":
-        return not keyword.iskeyword(token.text)
+        return token.text == "import" or not keyword.iskeyword(token.text)
     return token.kind == "string" or token.text in (")", "]", "}")
-
-
-def _python_string(source: str, start: int, prefix: str, quote: str) -> tuple[int, str]:
-    """The end of the string that starts at `start`, and its text with the choice of quotes taken out."""
-    prefix_lower = prefix.lower()
-    body_at = start + len(prefix) + len(quote)
-    formatted = "f" in prefix_lower or "t" in prefix_lower
-    limit = "" if len(quote) == 3 else r"\r\n"
-    step = re.compile(rf"(?:\\(?:\r\n|.)|(?!{quote})[^\\{limit}])*({quote})?", re.DOTALL)
-    ends: list[int] = []
-    at = body_at
-    while (found := step.match(source, at)) and found.group(1):
-        ends.append(found.start(1))
-        at = found.end()
-        # Since Python 3.12 an f-string may hold its own quote inside braces: go on to the quote that balances them.
-        if not formatted or _brace_depth(source[body_at : ends[-1]]) == 0:
-            break
-    else:
-        if not ends:
-            found = step.match(source, body_at)
-            end = found.end() if found else body_at
-            return max(end, body_at), f"{prefix_lower}?{source[body_at:end]}"
-        ends = ends[:1]
-    body = source[body_at : ends[-1]]
-    if "r" not in prefix_lower:
-        body = re.sub(r"\\(.)", lambda m: m.group(1) if m.group(1) in "\"'" else m.group(), body, flags=re.DOTALL)
-    if formatted:
-        body = _same_inner_quotes(body)
-    body = re.sub(r"\r\n?", "\n", body)
-    return ends[-1] + len(quote), f"{''.join(sorted(prefix_lower.replace('u', '')))}'{body}"
-
-
-def _brace_depth(body: str) -> int:
-    depth, at = 0, 0
-    while at < len(body):
-        if depth == 0 and body[at : at + 2] in ("{{", "}}"):
-            at += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(body[at], 0)
-        at += 1
-    return depth
-
-
-def _same_inner_quotes(body: str) -> str:
-    parts, depth, at = [], 0, 0
-    while at < len(body):
-        if depth == 0 and body[at : at + 2] in ("{{", "}}"):
-            parts.append(body[at : at + 2])
-            at += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(body[at], 0)
-        parts.append("'" if depth > 0 and body[at] == '"' else body[at])
-        at += 1
-    return "".join(parts)

@@ -5,8 +5,8 @@ regular expression, it fails exactly where a line of its output matches, and pas
 run (126, 127) ends the search.
 
 Each run is a session of its own with nothing on stdin. When it ends, by itself, by its timeout or by Ctrl-C, all that
-is left of that session is killed, grandchildren in process groups of their own among it. Only what starts a session of
-its own, as a daemon does, gets away.
+is left of that session is killed, grandchildren in process groups of their own among it; where this process is killed
+itself, too. Only what starts a session of its own, as a daemon does, gets away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -31,6 +30,7 @@ from harness.bisect import Answer, Selection
 from harness.candidates import Candidates
 from harness.errors import InfraError, UsageError
 from harness.journal import Journal
+from harness.warden import Warden, members
 
 _SKIP, _CANNOT_RUN = 125, (126, 127)
 _SHORTEST, _LONGEST = 0.005, 0.05  # seconds between two looks at a command that runs
@@ -76,13 +76,16 @@ class Trials:
         self._timeout, self._fail_on, self._began, self._ended = timeout, fail_on, began, ended
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="trial")
+        self._warden = Warden()
 
     def __enter__(self) -> Trials:
+        self._warden.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._pool.shutdown(cancel_futures=True)
+        self._warden.__exit__()
 
     def ask(self, selections: Sequence[Selection], runs: int) -> list[Answer]:
         """Run each of these selections so many times, or take runs from the journal; an answer each, in order."""
@@ -110,7 +113,10 @@ class Trials:
         else:
             self._began(out)
             words, environment = self._candidates.under(out)
-            ended = run(words, environment, out, timeout=self._timeout, fail_on=self._fail_on, stop=self._stop)
+            ended = run(
+                words, environment, out,
+                timeout=self._timeout, fail_on=self._fail_on, stop=self._stop, warden=self._warden,
+            )  # fmt: skip
             self._ended(ended)
             with self._lock:
                 self._journal.add(asdict(ended))
@@ -127,6 +133,7 @@ def run(
     timeout: float | None = None,
     fail_on: re.Pattern[str] | None = None,
     stop: threading.Event | None = None,
+    warden: Warden | None = None,
 ) -> Run:
     """Run a command to its end and say what that was; `out` is only noted.
 
@@ -143,11 +150,15 @@ def run(
             )
         except OSError as error:
             raise UsageError(f"can't run {words[0]!a}: {error.strerror or error}") from None
+        if warden:
+            warden.begun(process.pid)
         try:
             in_time = _await(process.pid, None if timeout is None else began + timeout, stop)
         finally:
             seconds = time.monotonic() - began
             kill_session(process.pid)
+            if warden:
+                warden.ended(process.pid)
             process.wait()  # only now: as long as it isn't reaped, no other session can have its number
         if stop.is_set() and not in_time:
             raise Interrupted
@@ -212,7 +223,7 @@ def kill_session(leader: int) -> None:
     Raises InfraError where one of them doesn't die.
     """
     until, pause = time.monotonic() + _DYING, 0.0
-    while left := _members(leader):
+    while left := members(leader):
         if time.monotonic() > until:
             raise InfraError(f"process {left[0]} of a trial doesn't die: end it, and begin again")
         for pid in left:
@@ -220,15 +231,3 @@ def kill_session(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(pause)
         pause = min(pause + _SHORTEST, _LONGEST)
-
-
-def _members(session: int) -> list[int]:
-    """The processes of a session that aren't dead yet."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                state, _, _, its_session = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:4]
-                if int(its_session) == session and state not in (b"Z", b"X"):
-                    found.append(int(entry.name))
-    return found

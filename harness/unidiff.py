@@ -80,16 +80,17 @@ def undo(text: str, hunks: list[Hunk]) -> str:
     lines = re.split(NEWLINE, text)
     shift = 0
     for hunk in sorted(hunks, key=lambda hunk: hunk.start):
-        at = _find(lines, hunk, hunk.start - 1 + shift)
+        start = hunk.start - bool(hunk.new)  # of no lines, the header names the one before
+        at = _find(lines, hunk, start + shift)
         lines[at : at + len(hunk.new)] = hunk.old
-        shift = at - (hunk.start - 1) + len(hunk.old) - len(hunk.new)
+        shift = at - start + len(hunk.old) - len(hunk.new)
     return newline.join(lines)
 
 
 def _find(lines: list[str], hunk: Hunk, near: int) -> int:
     new = list(hunk.new)
     if not new:  # with no context at all, only its header says where
-        return min(max(near + 1, 0), len(lines))
+        return min(max(near, 0), len(lines))
     places = [at for at in range(len(lines) - len(new) + 1) if lines[at] == new[0] and lines[at : at + len(new)] == new]
     if places:
         return min(places, key=lambda at: abs(at - near))

@@ -9,20 +9,24 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.metadata
+import lzma
 import os
 import re
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 
+from harness import plain
 from harness.errors import InfraError, MissingPackageError, UsageError
 from harness.overlay import cache_dir
 from harness.targets import import_root
@@ -32,6 +36,10 @@ PACKAGE = "sglang"
 _SUFFIXES = C_SUFFIXES | {".py", ".pyi"}
 _ENDINGS = tuple(_SUFFIXES)
 _MAX_BYTES = 1 << 30  # of sources out of one wheel; 0.5.23 has 88 MB
+_MAX_FILE_BYTES = 1 << 26
+_MAX_ENTRIES = 50_000
+# What Python's zip reader raises for an archive that is cut, scribbled over, encrypted or packed in an unknown way.
+_BROKEN = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
 _PIP_SECONDS = 900
 # Only sources are read, so a wheel for another Python does as well where this one has none.
 _ANY_WHEEL = ["--platform", "manylinux_2_34_x86_64", "--python-version", "3.12", "--implementation", "cp"]
@@ -74,7 +82,8 @@ def installed() -> Source | None:
 
 def cached() -> list[str]:
     """The releases whose wheels are in the cache, in the order of their versions."""
-    found = {path.name.split("-")[1] for path in _folder("wheels").glob(f"{PACKAGE}-*.whl")}
+    names = [path.name.split("-")[1] for path in _folder("wheels").glob(f"{PACKAGE}-*.whl")]
+    found = {name for name in names if re.fullmatch(VERSION_PATTERN, name, re.VERBOSE | re.IGNORECASE)}
     return sorted(found, key=Version)
 
 
@@ -122,8 +131,10 @@ def unpack(path: Path) -> Path:
         except OSError:
             if not _is_whole(final):  # else another process was faster
                 raise
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, ValueError) as error:
-        raise InfraError(f"{path} is a broken wheel ({error}): remove it, and it is fetched again") from None
+    except (*_BROKEN, struct.error, OverflowError) as error:
+        raise InfraError(
+            f"{path} is a broken wheel ({plain.one_line(str(error), 200)}): remove it, and it is fetched again"
+        ) from None
     except OSError as error:
         raise InfraError(f"can't unpack {path} in {trees}: {error.strerror or error}") from None
     finally:
@@ -195,17 +206,23 @@ def _digest(path: Path) -> str:
 
 def _extract(archive: zipfile.ZipFile, directory: Path) -> None:
     left = _MAX_BYTES
+    if len(archive.infolist()) > _MAX_ENTRIES:
+        raise ValueError(f"over {_MAX_ENTRIES} entries")
     for entry in archive.infolist():
         name = PurePosixPath(entry.filename)
         parts = entry.filename.split("/")
         if name.is_absolute() or ".." in parts or "\\" in entry.filename or ":" in parts[0]:
             raise ValueError(f"its entry {entry.filename[:80]!a} leaves the directory")
-        if stat.S_ISLNK(entry.external_attr >> 16):
-            raise ValueError(f"its entry {entry.filename[:80]!a} is a link")
+        if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise ValueError(f"its entry {entry.filename[:80]!a} is a link or a device")
         if entry.is_dir() or name.suffix not in _SUFFIXES:
             continue
-        if (left := left - entry.file_size) < 0:
-            raise ValueError(f"over {_MAX_BYTES >> 20} MiB of sources")
+        if not entry.filename.isprintable():
+            raise ValueError(f"its entry {entry.filename[:80]!a} has characters that can't be seen")
+        if (
+            left := left - entry.file_size
+        ) < 0 or entry.file_size > _MAX_FILE_BYTES:  # no more is ever read than it says
+            raise ValueError(f"over {_MAX_BYTES >> 20} MiB of sources, or {_MAX_FILE_BYTES >> 20} MiB in one")
         file = directory.joinpath(*name.parts)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(archive.read(entry))

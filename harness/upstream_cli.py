@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from harness import __version__, execute, fixes, output, report, selection, upstream
+from harness import __version__, execute, fixes, output, plain, report, selection, upstream
 from harness.check import Finding, check, rotted
 from harness.errors import UsageError
 from harness.root import project_root
@@ -65,7 +65,7 @@ def check_command(
     if json_out != "-":
         _print(findings, {"fixed": "applied", "not fixed": "not fixed here", "rotted": "rotted"})
         for text in _reasons(findings):
-            print(text)
+            output.say(plain.log_line(text))
     raise typer.Exit(3 if rotted(findings) else 0)
 
 

@@ -7,10 +7,12 @@ what the others did.
 from __future__ import annotations
 
 import os
+import warnings
 import zlib
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
+import pluggy
 import pytest
 
 from harness import device
@@ -19,6 +21,8 @@ from harness.gpus import Assignment
 
 def settle(config: pytest.Config) -> None:
     """In a worker, before anything can ask CUDA: from here on, and for all that it starts, its GPU is the only one."""
+    if is_worker(config):  # one whose pytest was killed: xdist can't send its last word, and pluggy would tell of that
+        warnings.filterwarnings("ignore", category=pluggy.PluggyTeardownRaisedWarning)
     if gpu := _given(config).get("unfix_gpu"):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 

@@ -28,6 +28,7 @@ SOURCE = "".join(f"def {name}():\n    return 1\n\n\n" for name in LETTERS)
 def work(tmp_path, monkeypatch) -> Path:
     """A directory with six fixes and the package that they are in."""
     monkeypatch.setenv("UNFIX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("UNFIX_TRUST", str(tmp_path))
     for name in ("SGLANG_DEBUG_REVERT_PR", "UNFIX_REVERT", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(Path(cli.__file__).parents[1])]))

@@ -458,6 +458,11 @@ LEXED: dict[str, tuple[Language, str, list[str]]] = {
     "prefixes": ("python", "R'a' rb'b' U'c' Rf'{d}'", ["r'a", "br'b", "'c", "fr'{d}"]),
     "escaped quotes": ("python", r"""'it\'s' "it's" r'\''""", ["'it's", "'it's", r"r'\'"]),
     "triple quotes": ("python", "'''a''' \"\"\"b\nc\"\"\"", ["'a", "'b\nc"]),
+    "a brace in an inner text": ("python", 'f"{\'{\'}" + "}"', ["f'{'{'}", "+", "'}"]),
+    "a quote in a format": ("python", "f'{a:{b}\"}' c", ["f'{a:{b}'}", "c"]),
+    "an f-string in an f-string": ("python", "f'{f'{a['b']}'}' c", ["f'{f'{a['b']}'}", "c"]),
+    "an f-string that never closes": ("python", "f'{a' b", ["f'{a", "b"]),
+    "an import's last comma": ("python", "from a import (b,)", ["from", "a", "import", "(", "b", ")"]),
     "an open string": ("python", "x = 'abc\ny", ["x", "=", "?abc", "\n", "y"]),
     "unbalanced": ("python", "a,\n)\nb[", ["a", ")", "\n", "b", "["]),
     "one-tuples keep their comma": ("python", "(a,) + f(a,) + x[a,] + [a,]", list("(a,)+f(a)+x[a,]+[a]")),
@@ -467,6 +472,8 @@ LEXED: dict[str, tuple[Language, str, list[str]]] = {
         "a->b<<=1'000u; // x\n/* y\n*/ R\"(a)b\")\" L'c'",
         ["a", "->", "b", "<<=", "1'000u", ";", 'R"(a)b")"', "L'c'"],
     ),
+    "C, an open raw string": ("c", 'R"x(a', ["R", '"', "x", "(", "a"]),
+    "C, an open comment in a directive": ("c", "#define A /* b\nc", ["#define A"]),
     "C directives": ("c", "#  define A(x) \\\n  x // y\nA(1)", ["#define A(x) x", "A", "(", "1", ")"]),
 }
 

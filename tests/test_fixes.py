@@ -251,7 +251,7 @@ def test_mistakes_in_forms(tmp_path, monkeypatch, name):
         (b"", ":1: must be a mapping"),
         (b"- 1\n", ":1: must be a mapping"),
         (b"pr: 1\ntitle: \xff\n", ":2: not UTF-8"),
-        (b"pr: 1\ntitle: \x00\n", ":1: not YAML"),
+        (b"pr: 1\ntitle: \x00\n", ":2: not YAML"),
         (b"#" * ((1 << 20) + 1), ":1: larger than 1048576 bytes"),
         (
             b"[" * 100_000,

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.memory import DETECTORS, Hit, NoDetector, Poison, RedZone, Victim, Watch
+from harness.memory import DETECTORS, Hit, NoDetector, Poison, RedZone, Victim, Watch, folds, touches
 from harness.memory.guard_page import GuardPage
+from harness.memory.sparse import LEAST
 
 ROOT = Path(__file__).parent.parent
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -518,6 +519,70 @@ def test_a_sparse_12_gb_buffer_costs_only_what_is_touched() -> None:
         grown = int(Path("/proc/self/statm").read_text().split()[1]) - resident
     assert buffer[4, 99] == 7 and buffer[4, -1] == 0
     assert grown < 1000
+
+
+SPARSE = """
+import torch
+from harness.memory import GuardPage, folds, touches
+nbytes = 5 * 600_000_000 * 4
+with GuardPage() as watch:
+    touches(nbytes, [(row * 2_400_000_000, row * 2_400_000_000 + 400) for row in range(5)])
+    rows = torch.zeros(5, 600_000_000, dtype=torch.int32, device="{device}")
+    assert rows[:, :100].count_nonzero() == 0
+    rows[:, :100] = 7
+    assert watch.check() == [] and (rows[:, :100] == 7).all()
+    print("armed", flush=True)
+    {access}
+    watch.check()
+    print("survived", flush=True)
+"""
+ACCESSES = {
+    "in a span": "rows[4, 99].fill_(8)",
+    "a write between": "rows[4, 5_000_000].fill_(8)",
+    "a read between": "rows[0, 300_000_000].item()",
+    "the last element": "rows[4, 599_999_999].fill_(8)",
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_sparse_payload_faults_outside_of_what_is_touched(access: str, device: str) -> None:
+    code = SPARSE.format(access=ACCESSES[access], device=device)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == ("armed\nsurvived\n" if access == "in a span" else "armed\n"), done.stderr
+    if device == "cpu":
+        assert done.returncode == (0 if access == "in a span" else -signal.SIGSEGV)
+
+
+def test_only_a_payload_of_that_very_size_is_sparse_and_only_a_large_one() -> None:
+    large = LEAST + 4096
+    with GuardPage(front_bytes=4096, back_bytes=4096) as watch:
+        for nbytes in (large, 8192):
+            touches(nbytes, [(0, 4096)])
+        torch.zeros(large + 1, dtype=torch.uint8).fill_(1)
+        torch.zeros(8192, dtype=torch.uint8).fill_(1)
+        assert list(watch.sparse) == [large]
+    with RedZone() as zone:
+        touches(large, [(0, 4096)])
+        torch.zeros(large, dtype=torch.uint8).fill_(1)
+        assert zone.check() == []
+
+
+@NO_CUDA
+def test_sparse_and_folded_payloads_take_little_device_memory() -> None:
+    free = torch.cuda.mem_get_info()[0]
+    with GuardPage() as watch:
+        touches(12_000_000_000, [(row * 2_400_000_000, row * 2_400_000_000 + 400) for row in range(5)])
+        folds(8 << 30)
+        rows = torch.zeros(5, 600_000_000, dtype=torch.int32, device="cuda")
+        folded = torch.empty(1 << 31, dtype=torch.int32, device="cuda")
+        folded.fill_(3)
+        assert int(folded[-1]) == int(folded[0]) == 3 and int(rows[4, 99]) == 0
+        assert free - torch.cuda.mem_get_info()[0] < 64 << 20
+        del rows, folded
+        assert watch.check() == []
+    assert torch.cuda.mem_get_info()[0] >= free - (4 << 20)
 
 
 def test_a_dead_payload_is_unmapped() -> None:

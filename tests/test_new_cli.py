@@ -60,6 +60,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     for below in ("toggles", "regressions/scenarios"):
         (folder / below).mkdir(parents=True)
+    monkeypatch.setenv("UNFIX_TRUST", str(folder))
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return folder

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+
+from harness.case import Case
+from harness.plugin import spread
+from harness.turns import MUCH
 
 SHAPES = "cuda_graph_row and steps2-page1-bs1-ctx8-lens3"  # with topk 2, which tells, and with topk 1, which cannot
 DEVICE = ("--unfix-device", "cpu")
@@ -148,7 +153,7 @@ def test_a_test_that_names_no_known_fix_is_refused(name, python, tmp_path, root)
 
 
 def test_a_skipped_case_is_no_pass(regressions):
-    ended, matrix = regressions("-k", "bs2-ctx268435456")
+    ended, matrix = regressions("-k", "bs32-ctx131072")
     assert ended.returncode == 4 and "1 skipped" in ended.stdout and "nothing is proved" in ended.stdout
     [row] = matrix["results"]
     assert row["verdict"] == "skipped" and matrix["fixes"]["27486:int32-guard"]["proved"] == 0
@@ -188,10 +193,20 @@ def test_junit_says_the_verdict_as_properties(regressions, tmp_path):
     assert cases[name].find("failure") is not None and reason in cases[name].find("failure").text
 
 
-def test_cases_that_take_turns_begin_first_and_all_others_keep_their_order(regressions):
+def test_workers_begin_with_cases_that_take_turns_and_mix_the_others():
+    def item(name, device_bytes):
+        case = Case(id=name, entry="m:f", params={}, device_bytes=device_bytes)
+        return SimpleNamespace(nodeid=name, callspec=SimpleNamespace(params={"case": case}))
+
+    small = [item(f"f.py::t[{i}]", i) for i in range(40)]
+    plain = SimpleNamespace(nodeid="f.py::plain")
+    names = [each.nodeid for each in sorted([*small, plain, item("large", MUCH), item("larger", MUCH + 1)], key=spread)]
+    assert names[:2] == ["larger", "large"] and sorted(names[2:]) == sorted(each.nodeid for each in [plain, *small])
+    mixed = [int(name[8:-1]) < 20 for name in names if "[" in name]
+    assert 4 < sum(mixed[:20]) < 16, "neighbours stay together"
+
+
+def test_without_workers_cases_run_in_the_order_of_their_files(regressions):
     ended, _ = regressions("--collect-only", "-q", "--unfix-select", "27338:topk-factor,own:int32-rows")
-    names = [line for line in ended.stdout.splitlines() if "::" in line]
-    gigabytes = [name for name in names if "bs2-ctx150000000" in name or "ctx1073741824" in name]
-    rest = names[len(gigabytes) :]
-    assert gigabytes and names[: len(gigabytes)] == gigabytes
-    assert rest and sorted(rest, key=lambda name: name.partition("::")[0]) == rest  # file by file, as collected
+    names = [line.partition("::")[0] for line in ended.stdout.splitlines() if "::" in line]
+    assert len(set(names)) > 1 and sorted(names) == names

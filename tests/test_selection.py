@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.fixes import Catalogue, load
-from harness.selection import able, parse
+from harness.selection import VARIABLES, able, chosen, of_session, parse, refuse_nested
 
 FILE = """\
 pr: {pr}
@@ -74,6 +74,9 @@ def test_selected(catalogue, text, expected):
         ("２７３３８", r"unknown fix '\\uff12"),
         ("\x1b[31mred\n", r"unknown fix '\\x1b\[31mred'"),
         ("ALL", "unknown fix 'ALL'"),
+        ("al", r"unknown fix 'al', did you mean all\?"),
+        ("pk-f", r"did you mean 27338:topk-factor\?"),
+        ("x" * 60, "unknown fix 'x{60}'"),
     ],
 )
 def test_refused(catalogue, text, error):
@@ -100,3 +103,54 @@ def test_what_a_code_base_cannot_undo_is_named(catalogue):
     assert able([], catalogue, "sglang") == ((), "")
     line = f"left out, since they can't be undone in sglang: {SIZE}, {MLA}"
     assert able([SIZE, MLA], catalogue, "sglang") == ((), line)
+
+
+def test_what_a_command_selects(catalogue):
+    assert chosen(None, catalogue, "eagle_kv") == ((SIZE, GUARD, MLA, OWN), "")
+    assert chosen(["27460", "own"], catalogue, "eagle_kv") == ((MLA, OWN), "")
+    assert chosen(["own"], catalogue, "sglang") == ((OWN,), "")  # what is named stays, and its cases say why not
+
+
+@pytest.mark.parametrize(
+    ("words", "code_base", "error"),
+    [
+        (["0"], "eagle_kv", "^SEL '0' selects no fix"),
+        (["27339"], "eagle_kv", "^SEL: unknown fix '27339'"),
+        (None, "sglang", "^no registered fix can be undone in sglang$"),
+    ],
+)
+def test_a_command_that_selects_nothing_is_refused(catalogue, words, code_base, error):
+    with pytest.raises(UsageError, match=error):
+        chosen(words, catalogue, code_base)
+
+
+def test_all_is_what_can_be_undone_and_the_others_are_named(tmp_path):
+    for pr, code_base in (("1", "eagle_kv"), ("2", "other")):
+        text = FILE.format(pr=pr, fixes=FIX.format(name="a")).replace("eagle_kv", code_base)
+        (tmp_path / f"{pr}.yaml").write_text(text)
+    both = load(tmp_path)
+    left_out = "left out, since they can't be undone in other: 1:a"
+    assert chosen([], both, "other") == chosen(["all"], both, "other") == (("2:a",), left_out)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "ids"),
+    [
+        ({}, "SGLANG_DEBUG_REVERT_PR", ()),
+        ({"SGLANG_DEBUG_REVERT_PR": "own"}, "SGLANG_DEBUG_REVERT_PR", (OWN,)),
+        ({"UNFIX_REVERT": "own"}, "UNFIX_REVERT", (OWN,)),
+        ({"SGLANG_DEBUG_REVERT_PR": "", "UNFIX_REVERT": "own"}, "UNFIX_REVERT", (OWN,)),
+        ({"SGLANG_DEBUG_REVERT_PR": "27460", "UNFIX_REVERT": "own"}, "SGLANG_DEBUG_REVERT_PR", (MLA,)),
+    ],
+)
+def test_what_is_out_of_a_whole_session(catalogue, environment, name, ids):
+    assert of_session(catalogue, environment) == (name, ids)
+    assert {*environment, name} <= {*VARIABLES}
+
+
+def test_a_command_inside_unfix_exec_is_refused(monkeypatch):
+    monkeypatch.delenv("UNFIX_REVERT", raising=False)
+    refuse_nested()
+    monkeypatch.setenv("UNFIX_REVERT", "x" * 61)
+    with pytest.raises(UsageError, match="^x{60} is out already"):
+        refuse_nested()

@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 from eagle_kv.sizing import draft_kv_indices_buffer_width
 
 from harness import device, turns
 from harness.errors import InfraError
 from harness.turns import MUCH, turn
 from regressions import draft_tables, test_27486, test_28788, test_own
-from regressions.scenarios.draft import GUARDS, INT32_LIMIT
+from regressions.scenarios import draft
+from regressions.scenarios.draft import GUARDS
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = ["GPU-8932f937-d72c", "GPU-e429a63e-c61c"]
@@ -173,35 +173,15 @@ def row_bytes(params) -> int:
     return params["num_steps"] * width * (8 if params["backend"] == "triton" else 4)
 
 
-def is_refused(params) -> bool:
-    rows = params["max_bs"] if params["path"] == "cuda_graph" else len(params["seq_lens"])
-    return rows * params["topk"] * params["max_context_len"] >= INT32_LIMIT
+@pytest.mark.parametrize("case", **named([*BIG_DRAFTS, *BIG_ATTENTION]))
+def test_rows_of_gigabytes_are_hardly_any_memory_and_take_no_turns(case):
+    assert case.detector == "guard-page" and case.device_bytes < 64 << 20
 
 
-@pytest.mark.parametrize("case", **named([case for case in BIG_DRAFTS if not is_refused(case.params)]))
-def test_wide_rows_are_counted_and_take_turns(case):
-    real = row_bytes(case.params)
-    assert MUCH <= real <= case.device_bytes <= 1.01 * real
-
-
-@pytest.mark.parametrize("case", **named([case for case in BIG_DRAFTS if is_refused(case.params)]))
-def test_rows_that_only_a_missing_guard_lets_through_are_counted_too(case):
-    """Rows of 2**31 elements and more; kv_indptr wraps in a batch that also has a table of 2**29 slots."""
-    params = case.params
-    rows = params["num_steps"] * INT32_LIMIT * 4
-    table = params["max_bs"] * max(params["seq_lens"]) * 4
-    assert rows + table <= case.device_bytes <= 1.01 * (rows + table)
-
-
-@pytest.mark.parametrize("case", **named(BIG_ATTENTION))
-def test_strided_intermediate_outputs_are_counted_and_take_turns(case):
-    params, splits = case.params, 2
-    shape = (params["num_seqs"], params["num_heads"], splits)
-    stride, dim = params["stride"], params["head_dim"]
-    mid_o = torch.empty_strided((*shape, dim), (stride, splits * dim, dim, 1), device="meta")
-    lse = torch.empty_strided(shape, (stride // dim, splits, 1), device="meta")
-    assert case.device_bytes >= MUCH
-    assert case.device_bytes == mid_o.untyped_storage().nbytes() + lse.untyped_storage().nbytes()
+@pytest.mark.parametrize("case", **named(test_own.wide_rows("cuda")))
+def test_wide_rows_that_are_all_memory_are_counted_and_take_turns(case):
+    shape = draft.Shape(**case.params)
+    assert MUCH <= row_bytes(case.params) <= shape.buffer_bytes("red-zone") <= 1.01 * row_bytes(case.params)
 
 
 def test_ordinary_shapes_take_no_turns_and_the_largest_are_counted():

@@ -11,8 +11,8 @@ from harness.verdict import VERDICTS, Expected, judge
 FIX = "1:size"
 
 
-def leg(outcome, *out, stray=None, side="after", **more):
-    overflow = {"side": side, "observed_elements": stray} if stray is not None else None
+def leg(outcome, *out, stray=None, side="after", end=False, **more):
+    overflow = {"side": side, "observed_elements": stray, "lower_bound": end} if stray is not None else None
     return Leg(reverted=out, outcome=outcome, seconds=0.1, overflow=overflow, **more)
 
 
@@ -44,7 +44,10 @@ ROWS = {
         [leg("guarded", evidence="got =8 for = 5"), leg("error", FIX)],
         *([Expected("error")], REFUSED, "regressed", "not for the reason"),
     ),
-    "fix in: overflow": ([leg("overflow", stray=2), GUARDED, OVER], WANT, case(), "regressed", "must be clean"),
+    "fix in: overflow": (
+        [leg("overflow", stray=2), GUARDED, OVER],
+        *(WANT, case(), "regressed", "must be clean, is overflow (2 elements after a buffer)"),
+    ),
     "fix in: wrong": ([leg("wrong", error="x[0]"), GUARDED, OVER], WANT, case(), "regressed", "wrong (x[0])"),
     "fix in: no guard": (
         [leg("clean"), leg("overflow", FIX, stray=2)],
@@ -76,6 +79,10 @@ ROWS = {
     "another layout, with the number of the first": (
         [ON, GUARDED, leg("overflow", FIX, stray=2, evidence="kv_indices", facts={"layout": "joint"})],
         *(WANT, case(stray_in={"joint": Stray("after", 1)}), "unexpected", "predicted 1 stray"),
+    ),
+    "the right number, to the end of what is watched": (
+        [ON, GUARDED, leg("overflow", FIX, stray=2, end=True, evidence="kv_indices")],
+        *(WANT, case(), "unexpected", "at least 2 stray elements"),
     ),
     "no number predicted": ([ON, GUARDED, OVER], WANT, case(stray=None), "unexpected", "2 were seen"),
     "never entered": (
@@ -115,7 +122,16 @@ ROWS = {
         "",
     ),
     "regressed before vacuous": ([leg("wrong"), leg("wrong", FIX), OVER], WANT, case(), "regressed", "must be clean"),
+    "its own absence in another's only": (
+        [ON, leg("overflow", FIX, "1:guard", stray=2)],
+        *([Expected("overflow")], case(), "proved", ""),
+    ),
     # a declaration that asks for no difference proves nothing, whoever wrote it
+    "no leg declared": ([ON], [], case(), "vacuous", "no leg with this fix out is declared"),
+    "what another's absence shows": (
+        [ON, leg("clean", FIX), leg("overflow", "1:guard", stray=2)],
+        *([Expected("clean"), Expected("overflow")], case(), "vacuous", "declared alike, clean"),
+    ),
     "declared equal": ([ON, leg("clean", FIX)], [Expected("clean")], case(), "vacuous", "clean"),
     "declared equal, both guarded": (
         [leg("guarded", evidence="=8 = 4"), leg("guarded", FIX)],

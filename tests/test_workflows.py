@@ -273,3 +273,10 @@ def test_a_step(where, step):
         assert step["with"]["persist-credentials"] == "false"
     if "upload-artifact@" in uses and where != "nightly:start":
         assert "always()" in step["if"]
+
+
+@pytest.mark.parametrize("file", ["pull-request", "weekly"])
+def test_the_sources_and_what_is_installed_are_audited(file):
+    assert [step["run"] for step in WORKFLOWS[file]["jobs"]["audit"]["steps"] if "run" in step] == ["make audit"]
+    said = subprocess.run(["make", "-n", "audit"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "bandit --quiet --configfile pyproject.toml" in said and "pip-audit" in said

@@ -7,7 +7,20 @@ library and torch only: this package is imported inside a leg's throwaway proces
 from .guard_page import GuardPage
 from .poison import Poison
 from .red_zone import RedZone
+from .sparse import folds, touches
 from .victim import Victim
 from .watch import DETECTORS, Allocation, Hit, NoDetector, Watch
 
-__all__ = ["DETECTORS", "Allocation", "GuardPage", "Hit", "NoDetector", "Poison", "RedZone", "Victim", "Watch"]
+__all__ = [
+    "DETECTORS",
+    "Allocation",
+    "GuardPage",
+    "Hit",
+    "NoDetector",
+    "Poison",
+    "RedZone",
+    "Victim",
+    "Watch",
+    "folds",
+    "touches",
+]

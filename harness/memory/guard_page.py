@@ -6,7 +6,8 @@ which only the middle is mapped; a stray access is an illegal-address error, rai
 
 The guards are address space, not memory: 16 GiB each side, so an element offset that wrapped in int32 lands in one
 of them even for 8-byte elements. On a CPU untouched payload pages cost nothing either: a 12 GB buffer of which a
-kernel writes a megabyte takes a megabyte. On CUDA the payload is backed in full.
+kernel writes a megabyte takes a megabyte. On CUDA the payload is backed in full, unless the scenario has said which of
+its bytes are touched: see :mod:`.sparse`.
 
 Boundary. It does not see:
 
@@ -39,7 +40,10 @@ import torch
 
 from .watch import DEFAULT_ZONE_BYTES, Hit, Watch, register
 
+Span = tuple[int, int]  # start and stop, in bytes
+
 GUARD_BYTES = 16 << 30
+FOLD_BYTES = 32 << 20  # what a folded payload takes on CUDA, or less
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 _PROT_NONE = 0
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -65,6 +69,7 @@ class GuardPage(Watch):
         self.front_bytes = max(front_bytes, self.zone_bytes)
         self.back_bytes = max(back_bytes, self.zone_bytes)
         self.align = align
+        self.sparse: dict[int, tuple[Span, ...] | None] = {}  # a payload's bytes -> what of it is touched; None: folded
         self._retired: list[Callable[[], None]] = []  # unmaps that wait until no capture can be disturbed
 
     def check(self) -> list[Hit]:
@@ -75,7 +80,7 @@ class GuardPage(Watch):
     def place(self, nbytes: int, itemsize: int, device: torch.device) -> tuple[torch.Tensor, bool]:
         spaced = -(-nbytes // self.align) * self.align
         if device.type == "cuda":
-            return self._map_cuda(nbytes, spaced, device), False
+            return self._map_cuda(nbytes, spaced, device), nbytes in self.sparse
         return self._map_cpu(nbytes, spaced), True
 
     def _map_cpu(self, nbytes: int, spaced: int) -> torch.Tensor:
@@ -86,10 +91,11 @@ class GuardPage(Watch):
         base = libc.mmap(None, total, _PROT_NONE, _MAP_FLAGS, -1, 0)
         if base in (None, _MAP_FAILED):
             raise MemoryError(f"guard page: no {total} bytes of address space to reserve (errno {ctypes.get_errno()})")
-        if libc.mprotect(base + front, pages, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
-            errno = ctypes.get_errno()
-            libc.munmap(base, total)
-            raise MemoryError(f"guard page: cannot map {pages} payload bytes (errno {errno})")
+        for start, stop in self._touched(nbytes, pages - spaced, mmap.PAGESIZE):
+            if libc.mprotect(base + front + start, stop - start, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+                errno = ctypes.get_errno()
+                libc.munmap(base, total)
+                raise MemoryError(f"guard page: cannot map {stop - start} payload bytes (errno {errno})")
         payload = (ctypes.c_uint8 * nbytes).from_address(base + front + pages - spaced)
         weakref.finalize(payload, libc.munmap, base, total).atexit = False
         return torch.frombuffer(payload, dtype=torch.uint8)
@@ -112,23 +118,50 @@ class GuardPage(Watch):
                 total = front + pages + back
                 base = int(_driven(driver.cuMemAddressReserve(total, 0, driver.CUdeviceptr(0), 0)))
                 undo.callback(driver.cuMemAddressFree, driver.CUdeviceptr(base), total)
-                handle = _driven(driver.cuMemCreate(pages, prop, 0))
-                undo.callback(driver.cuMemRelease, handle)
-                middle = driver.CUdeviceptr(base + front)
-                _driven(driver.cuMemMap(middle, pages, 0, handle, 0))
-                undo.callback(driver.cuMemUnmap, middle, pages)
-                access = driver.CUmemAccessDesc()
-                access.location = prop.location
-                access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                _driven(driver.cuMemSetAccess(middle, pages, [access], 1))
+                folded = self.sparse.get(nbytes, ()) is None
+                for start, stop in self._touched(nbytes, pages - spaced, grain):
+                    held = min(stop - start, FOLD_BYTES) if folded else stop - start
+                    _back(undo, prop, base + front + start, stop - start, held)
+                    if nbytes in self.sparse:
+                        _driven(driver.cuMemsetD8(driver.CUdeviceptr(base + front + start), 0, held))
+                        _driven(driver.cuCtxSynchronize())  # zeros for every stream
                 undo.callback(driver.cuCtxSynchronize)  # unwound first: nothing may still run on these pages
                 payload = _CudaBytes(base + front + pages - spaced, nbytes)
                 weakref.finalize(payload, self._retired.append, undo.pop_all().close).atexit = False
             return torch.as_tensor(payload, device=torch.device("cuda", index))
 
+    def _touched(self, nbytes: int, start: int, page: int) -> list[Span]:
+        """The parts of the middle to map, in whole pages and in order, for a payload that starts there in it."""
+        spans = self.sparse.get(nbytes)
+        if spans is None:
+            return [(0, _round_up(start + nbytes, page))]
+        parts: list[Span] = []
+        for first, last in sorted([(0, 1), *spans]):  # torch asks the driver whose a payload's first byte is
+            low, high = (start + first) // page * page, _round_up(start + last, page)
+            if parts and low <= parts[-1][1]:
+                parts[-1] = (parts[-1][0], max(high, parts[-1][1]))
+            else:
+                parts.append((low, high))
+        return parts
+
     def _unmap_retired(self) -> None:
         while self._retired:
             self._retired.pop()()
+
+
+def _back(undo: contextlib.ExitStack, prop: Any, at: int, size: int, held: int) -> None:
+    """Map device memory of ``held`` bytes at an address, over and over until ``size`` bytes have some."""
+    driver = _cuda_driver()
+    handle = _driven(driver.cuMemCreate(held, prop, 0))
+    undo.callback(driver.cuMemRelease, handle)
+    for start in range(at, at + size, held):
+        part = min(held, at + size - start)
+        _driven(driver.cuMemMap(driver.CUdeviceptr(start), part, 0, handle, 0))
+        undo.callback(driver.cuMemUnmap, driver.CUdeviceptr(start), part)
+    access = driver.CUmemAccessDesc()
+    access.location = prop.location
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    _driven(driver.cuMemSetAccess(driver.CUdeviceptr(at), size, [access], 1))
 
 
 class _CudaBytes:

@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -61,9 +62,9 @@ def build(source: Path, device: torch.device, caller: str) -> Path:
     home = cache_root() / f"{source.stem}-{device.type}-{_key(text, device, tools)}"
     library = home / f"{source.stem}.so"
     try:
+        _owned(home, caller)
         if library.exists():
             return library
-        home.mkdir(parents=True, exist_ok=True)
         with _locked(home / "lock"):
             if not library.exists():
                 _fill(home, source.name, text, library, tools)
@@ -73,6 +74,19 @@ def build(source: Path, device: torch.device, caller: str) -> Path:
             f"{caller} can't keep its build in {cache_root()}: {where}: {error.strerror or error}; set EAGLE_KV_CACHE"
         ) from None
     return library
+
+
+def _owned(home: Path, caller: str) -> None:
+    """Make a folder for a build, mode 0700. Raises ToolchainError where others may decide what is loaded from there."""
+    home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, exist_ok=True)
+    for folder in (home.parent, home):
+        status = folder.stat()
+        if {status.st_uid, folder.lstat().st_uid} != {os.getuid()} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ToolchainError(
+                f"{caller} can't use {folder}, whose builds others could change: remove it, or set"
+                " EAGLE_KV_CACHE to a folder of your own"
+            )
 
 
 def _key(text: bytes, device: torch.device, tools: _Tools) -> str:
@@ -107,7 +121,7 @@ def _fill(home: Path, name: str, text: bytes, library: Path, tools: _Tools) -> N
 
 def _plain_folder() -> Path:
     """A temporary folder whose path ninja and the shell take as it is: the cache's may have blanks, ``$`` or ``:``."""
-    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # nosec B108
         real = Path(folder).resolve()
         if re.fullmatch(r"[\w./+-]+", str(real), re.ASCII) and os.access(real, os.W_OK | os.X_OK):
             return real

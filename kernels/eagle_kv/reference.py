@@ -60,15 +60,14 @@ def paged_decode_attention(
     (branches + 1,). An empty list gives zeros. A list cut short by the end of `kv_indices` is used as it is.
     """
     out = torch.zeros_like(q)
-    group = q.shape[1] // k_buffer.shape[1]
+    grouped = q.reshape(q.shape[0], k_buffer.shape[1], -1, q.shape[2]).float()  # the query heads of each KV head
     bounds = kv_indptr.tolist()
     for branch in range(q.shape[0]):
         slots = kv_indices[bounds[branch] : bounds[branch + 1]].long()
         if slots.numel():
-            k = k_buffer[slots].float().repeat_interleave(group, 1)
-            v = v_buffer[slots].float().repeat_interleave(group, 1)
-            scores = torch.einsum("hd,nhd->hn", q[branch].float(), k) * sm_scale
-            out[branch] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v).to(q.dtype)
+            scores = torch.einsum("gid,ngd->gin", grouped[branch], k_buffer[slots].float()) * sm_scale
+            attended = torch.einsum("gin,ngd->gid", scores.softmax(-1), v_buffer[slots].float())
+            out[branch] = attended.reshape(q.shape[1:]).to(q.dtype)
     return out
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from harness import memory
 from harness.leg import WrongValues
 from regressions.scenarios import sglang_world as world
 from regressions.scenarios.compare import TOLERANCE
@@ -43,6 +44,10 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
     batch = _batch(params, device)
     num_seqs, heads, head_dim = batch.q.shape
     stride, splits = params["stride"], (num_seqs, heads, SPLITS)
+    # of each request, what stands at its stride
+    for parts, apart in ((heads * SPLITS * head_dim, stride), (heads * SPLITS, stride // head_dim)):
+        starts = [4 * request * apart for request in range(num_seqs)]
+        memory.touches(starts[-1] + 4 * parts, [(start, start + 4 * parts) for start in starts])
     # dense but for the first stride; the kernels find a request's lse at its offset in mid_o, divided by head_dim
     mid_o = torch.empty_strided((*splits, head_dim), (stride, SPLITS * head_dim, head_dim, 1), device=device)
     lse = torch.empty_strided(splits, (stride // head_dim, SPLITS, 1), device=device)

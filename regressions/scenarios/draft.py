@@ -23,6 +23,8 @@ INT32_LIMIT = 2**31
 ZONE_MARGIN_BYTES = 4096
 WATCHED_A_STEP = 4  # tensors that a leg makes on a GPU for each step, each between two red zones
 PAGE_BYTES = 1 << 21  # CUDA's, the larger one: a guard page may leave as much mapped ahead of a payload
+HUGE_BYTES = 1 << 30  # of rows: from here on only what is touched of them is memory (harness/memory/sparse.py)
+FOLDED_BYTES = 1 << 25  # what stands behind rows of which every byte is touched
 FAULT = "SIGSEGV in generate_draft_decode_kv_indices|illegal memory access"  # a guard page's answer to a stray write
 
 SIZE_FIXES = {"27338:topk-factor": "flashinfer", "27460:topk-factor": "flashinfer_mla"}
@@ -81,12 +83,36 @@ class Shape:
         return 8 if self.backend == "triton" else 4
 
     @property
-    def buffer_bytes(self) -> int:
+    def rows_bytes(self) -> int:
+        """kv_indices: a row a step."""
+        return self.num_steps * self.wide * self.element_bytes
+
+    @property
+    def is_huge(self) -> bool:
+        """Rows of gigabytes, which need not all be memory."""
+        return self.rows_bytes >= HUGE_BYTES
+
+    @property
+    def touched(self) -> list[tuple[int, int]]:
+        """Of kv_indices, the (start, stop) bytes that a batch writes and reads: of each row what the last step uses."""
+        starts = [step * self.wide for step in range(self.num_steps)]
+        return [(start * self.element_bytes, (start + self.used) * self.element_bytes) for start in starts]
+
+    @property
+    def is_folded(self) -> bool:
+        """Used to their end, rows are gigabytes in any case: kv_indptr is looked at then, and not their values."""
+        return sum(stop - start for start, stop in self.touched) >= HUGE_BYTES
+
+    def buffer_bytes(self, detector: str) -> int:
         """On a GPU: a row a step, the request table as far as the batch reaches, and a KV cache of its slots."""
         own_pages = -(-(self.page_size - 1 + self.num_steps) // self.page_size) * self.page_size
         slots = self.max_bs * (max(self.seq_lens, default=1) + self.topk * own_pages)
         attended = SLOT_BYTES[self.backend] if self.num_steps > 1 else 0
-        return self.num_steps * self.wide * self.element_bytes + slots * (4 + attended)
+        rows = self.rows_bytes
+        if detector == "guard-page" and self.is_huge:
+            pages = sum(-(-(stop - start) // PAGE_BYTES) + 1 for start, stop in self.touched)
+            rows = FOLDED_BYTES if self.is_folded else pages * PAGE_BYTES
+        return rows + slots * (4 + attended)
 
     def zone_bytes(self, stray: int) -> int:
         """A red zone that holds all stray elements and shows that nothing came behind them."""
@@ -123,7 +149,7 @@ def case(fix: str, *, detector: str | None = None, **options: Any) -> Case:
     }
     built = build(fix, shape, detector)
     zones = 2 * built.get("zone_bytes", 0) * WATCHED_A_STEP * (shape.num_steps + 1) if detector == "red-zone" else 0
-    return Case(**common, **built, device_bytes=shape.buffer_bytes + zones)
+    return Case(**common, **built, device_bytes=shape.buffer_bytes(detector) + zones)
 
 
 def _cuda_packages(backend: str, detector: str) -> tuple[str, ...]:

@@ -11,12 +11,14 @@ from eagle_kv.backends import BACKENDS
 from eagle_kv.batch import DraftBatch, DraftConfig, make_req_to_token
 
 from harness.leg import WrongValues
+from regressions.scenarios import draft_memory
 from regressions.scenarios.compare import TOLERANCE, same
 
 SHUFFLE_LIMIT = 1 << 24  # table entries: a larger table keeps its slots in order, a shuffle would take seconds
 
 
 def run(params: dict[str, Any], device: str) -> dict[str, Any]:
+    draft_memory.expect(params)
     config = DraftConfig(
         topk=params["topk"],
         num_steps=params["num_steps"],
@@ -40,15 +42,15 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
 
     if params["path"] == "eager":
         backend.init_forward_metadata(batch)
-        _check_indices(backend, batch, req_to_token, config)
+        indices = _checked_indices(backend, batch, req_to_token, config)
         outputs = attention.run(backend)
     else:
         backend.init_cuda_graph_state(config.max_bs)
         replay = _capture(backend, attention, batch, rows, device)
         backend.init_forward_metadata_replay(batch)
-        _check_indices(backend, batch, req_to_token, config)
+        indices = _checked_indices(backend, batch, req_to_token, config)
         outputs = replay()
-    attention.check(outputs, _reference_indices(batch, req_to_token, config), batch)
+    attention.check(outputs, indices, batch)
     assert backend.kv_indices is not None
     return {"row": backend.kv_indices.shape[1], "rows": config.num_steps, "attended_steps": len(outputs)}
 
@@ -77,20 +79,20 @@ def _capture(backend: Any, attention: _Attention, batch: DraftBatch, rows: list[
     return replay
 
 
-def _reference_indices(batch: DraftBatch, req_to_token: torch.Tensor, config: DraftConfig) -> list[torch.Tensor]:
-    return reference.kv_indices(
-        batch.req_pool_indices, req_to_token, batch.seq_lens,
-        topk=config.topk, num_steps=config.num_steps, page_size=config.page_size,
-    )  # fmt: skip
-
-
-def _check_indices(backend: Any, batch: DraftBatch, req_to_token: torch.Tensor, config: DraftConfig) -> None:
-    """All rows of both outputs, the last step's too, which no attention reads."""
+def _checked_indices(
+    backend: Any, batch: DraftBatch, req_to_token: torch.Tensor, config: DraftConfig
+) -> list[torch.Tensor]:
+    """What all rows of both outputs hold, the last step's too, which no attention reads."""
     indptr = reference.kv_indptr(batch.seq_lens, topk=config.topk, num_steps=config.num_steps)
     for i in range(config.num_steps):
         same(f"kv_indptr[{i}]", backend.kv_indptr[i, : indptr.shape[1]], indptr[i])
-    for i, want in enumerate(_reference_indices(batch, req_to_token, config)):
+    indices = reference.kv_indices(
+        batch.req_pool_indices, req_to_token, batch.seq_lens,
+        topk=config.topk, num_steps=config.num_steps, page_size=config.page_size,
+    )  # fmt: skip
+    for i, want in enumerate(indices):
         same(f"kv_indices[{i}]", backend.kv_indices[i, : len(want)], want)
+    return indices
 
 
 class _Attention:

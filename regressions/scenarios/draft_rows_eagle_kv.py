@@ -14,10 +14,12 @@ from eagle_kv import reference
 from eagle_kv.backends import BACKENDS
 from eagle_kv.batch import DraftBatch, DraftConfig, make_req_to_token
 
+from regressions.scenarios import draft_memory
 from regressions.scenarios.compare import same
 
 
 def run(params: dict[str, Any], device: str) -> dict[str, Any]:
+    draft_memory.expect(params)
     sizes = {name: params[name] for name in ("topk", "num_steps", "page_size", "max_bs", "max_context_len")}
     config, lens = DraftConfig(**sizes, device=device), params["seq_lens"]
     # only positions that the batch reaches need slots, as in the whole scenario

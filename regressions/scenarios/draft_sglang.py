@@ -35,6 +35,7 @@ from eagle_kv import reference
 from eagle_kv.batch import DraftConfig
 
 from harness.leg import WrongValues
+from regressions.scenarios import draft_memory
 from regressions.scenarios import sglang_world as world
 from regressions.scenarios.compare import TOLERANCE, same
 
@@ -68,6 +69,7 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
     )  # fmt: skip
     if config.num_steps < 2 or not seq_lens:
         raise ValueError("SGLang's draft backends need num_steps >= 2 and at least one request")
+    draft_memory.expect(params)
     with world.on(device):
         runner = world.model_runner(config, seq_lens, mla=mla)
         backend = _backend(name, runner, config)
