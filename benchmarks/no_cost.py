@@ -101,20 +101,22 @@ def main() -> int:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--device", default="auto")
     arguments.add_argument("--release", help="of SGLang, installed by `unfix upstream install`")
-    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--rounds", type=int, default=10, help="of imports; 1: none")
     arguments.add_argument("--json", type=Path)
     asked = arguments.parse_args()
     device = resolve_device(asked.device)
     compared = same_bytes(device)
     for name, found in compared.items():
         print(f"{name:30} {found['files']:4} files, {len(found['differ'])} differ {' '.join(found['differ'][:3])}")
-    figures: dict[str, Any] = {"imports eagle_kv": imports("eagle_kv", PATH, asked.rounds)}
-    if asked.release:
-        figures["imports sglang"] = imports("sglang", [*PATH, *lightenv.path(asked.release)], asked.rounds)
-    for name, found in figures.items():
+    figures: dict[str, Any] = {"same_bytes": compared}
+    to = asked.json or ROOT / "results" / f"no-cost-{device}.json"
+    record.save(to, device, figures)
+    paths = {"eagle_kv": PATH, **({"sglang": [*PATH, *lightenv.path(asked.release)]} if asked.release else {})}
+    for name, path in paths.items() if asked.rounds > 1 else ():
+        found = figures[f"imports {name}"] = imports(name, path, asked.rounds)
         for pair in ("under unfix exec / plain", "plain / plain"):
-            print(f"{name:16} {pair:25} {record.shown(found[pair])}")
-    record.save(asked.json or ROOT / "results" / f"no-cost-{device}.json", device, {"same_bytes": compared, **figures})
+            print(f"imports {name:10} {pair:25} {record.shown(found[pair])}")
+        record.save(to, device, figures)
     return int(any(found["differ"] for found in compared.values()))
 
 

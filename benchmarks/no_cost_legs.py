@@ -94,10 +94,15 @@ class _Caches:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def digests(self) -> dict[str, str]:
-        """Path below the caches -> sha256. Of a CUDA library its device code: nvcc puts a random name beside that."""
+        """Path below the caches -> sha256. Of a CUDA library its device code: nvcc puts a random name beside that.
+
+        Triton's own host modules are left out: gcc compiles them from a temporary path, which their errors name.
+        """
         found = {}
         for file in sorted(path for path in self._folder.rglob("*") if path.is_file()):
             name = str(file.relative_to(self._folder))
+            if file.suffix == ".so" and name.startswith("triton/"):
+                continue
             if file.suffix == ".so" and "-cuda-" in file.parent.name:
                 found[f"{name} (device code)"] = _device_code(file)
             else:

@@ -28,7 +28,7 @@ class Figure:
 
 
 def ratio(path: str, most: float) -> tuple[Callable[[Any], str], Callable[[Any], bool]]:
-    """A ratio and its spread at a dotted path, which must be ``most`` at most."""
+    """A ratio and its spread at a path, which must be ``most`` at most."""
 
     def read(document: Any) -> str:
         found = at(document, path)
@@ -42,7 +42,7 @@ def number(path: str, shown: str, fits: Callable[[Any], bool]) -> tuple[Callable
 
 
 def at(document: Any, path: str) -> Any:
-    for name in path.split("/"):
+    for name in path.split(" > "):
         document = document[name]
     return document
 
@@ -53,15 +53,15 @@ def figures() -> list[Figure]:
     return [
         Figure(
             "a leg in its own CUDA context", "1.25 at most", "a bare fork and context", isolation,
-            *number("ratios/leg / bare fork and context", "{}", lambda found: found <= 1.25),
+            *number("ratios > leg / bare fork and context", "{}", lambda found: found <= 1.25),
         ),
         Figure(
             "the same", "12 at least", "a fresh Python doing it", isolation,
-            *number("ratios/fresh Python / leg", "{}", lambda found: found >= 12),
+            *number("ratios > fresh Python / leg", "{}", lambda found: found >= 12),
         ),
         Figure(
             "a red zone around a draft leg, 8 x 8 x 4096", "1.05 at most", "the leg without a detector", detectors,
-            *ratio("legs/ratios/red-zone/leg", 1.05),
+            *ratio("legs > ratios > red-zone > leg", 1.05),
         ),
         Figure(
             "memory of the int32 cases, the largest", "under 64 MiB", "rows that are all memory", detectors,
@@ -100,7 +100,7 @@ def figures() -> list[Figure]:
         ),
         Figure(
             "a sweep, shapes a second", "200 at least", "", "sweep-cuda.json",
-            *number("by_shapes/a_second_by_slope", "{}", lambda found: found >= 200),
+            *number("by_shapes > a_second_by_slope", "{}", lambda found: found >= 200),
         ),
         Figure(
             "the same with 500 more toggle files", "1", "with none", "sweep-cuda.json",

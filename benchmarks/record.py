@@ -29,8 +29,6 @@ def shown(found: dict[str, float]) -> str:
 
 def environment(device: str) -> dict[str, Any]:
     """Versions, the machine and the checkout. On ``cuda`` it makes a context: to be called last."""
-    from harness.commit import commit
-
     versions: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
     for name in ("torch", "triton", "flashinfer-python", "sglang"):
         try:
@@ -43,7 +41,15 @@ def environment(device: str) -> dict[str, Any]:
         versions |= {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     else:
         versions["device"] = "cpu"
-    return {**versions, "cores": len(os.sched_getaffinity(0)), "commit": commit(ROOT)}
+    return {**versions, "cores": len(os.sched_getaffinity(0)), **made_of()}
+
+
+def made_of() -> dict[str, Any]:
+    """The checkout: its commit, None where there is none, and the digest of what ran."""
+    from harness.code_base import eagle_kv
+    from harness.commit import commit, digest
+
+    return {"commit": commit(ROOT), "sources": digest(ROOT, eagle_kv(ROOT))}
 
 
 def save(path: Path, device: str, figures: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,8 +103,8 @@ def rows() -> list[Row]:
     ]
 
 
-def table(device: str, jobs: int, only: str) -> list[dict[str, Any]]:
-    """What each tool made of each row. Ends with exit code 4 where there is nothing to compare with."""
+def tables(device: str, jobs: int, only: str) -> Iterator[list[dict[str, Any]]]:
+    """What each tool made of each row, so far. Ends with exit code 4 where there is nothing to compare with."""
     if device != "cuda" or not shutil.which(MEMCHECK[0]):
         print("benchmark: --sanitizer needs a GPU, and compute-sanitizer on PATH", file=sys.stderr)
         raise SystemExit(4)
@@ -112,12 +112,15 @@ def table(device: str, jobs: int, only: str) -> list[dict[str, Any]]:
     with Prover(fixes.load(ROOT / "toggles"), device=device, root=ROOT) as prover:
         trees = {row.name: overlay.build(prover.edits(row.out)) for row in wanted}
     work = [(row, name) for row in wanted for name in TOOLS]
+    made: list[dict[str, Any]] = []
     with ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(lambda one: _tried(one[0], one[1], trees[one[0].name], alone=jobs == 1), work))
-    made: dict[str, dict[str, Any]] = {}
-    for (row, name), tried in zip(work, found, strict=True):
-        made.setdefault(row.name, {"detector": row.detector, "out": row.out, "device": row.device})[name] = tried
-    return [{"row": name, **tools} for name, tools in made.items()]
+        found = pool.map(lambda one: _tried(one[0], one[1], trees[one[0].name], alone=jobs == 1), work)
+        for (row, name), tried in zip(work, found, strict=True):
+            if name == next(iter(TOOLS)):
+                made.append({"row": row.name, "detector": row.detector, "out": row.out, "device": row.device})
+            made[-1][name] = tried
+            if len(made[-1]) == 4 + len(TOOLS):
+                yield made
 
 
 def _tried(row: Row, name: str, tree: Path | None, *, alone: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@
 Rates are `Swept.rate`: to draw, run and judge all shapes with all their legs, the fork servers up and kernels compiled.
 `cold` is the very first sweep, which compiles them. What the servers take to start is in the command's wall time.
 
-Prints a table and writes results/sweep-DEVICE.json.
+Prints a table and writes results/sweep-DEVICE.json (--json for another place), anew after each part.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 
+import record  # noqa: E402
+
 from harness import fixes  # noqa: E402
-from harness.commit import commit  # noqa: E402
 from harness.company import Company  # noqa: E402
 from harness.device import resolve_device  # noqa: E402
 from harness.sweep import Sweeper, Swept  # noqa: E402
@@ -162,45 +163,53 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--device", default="auto")
     asked.add_argument("--rounds", type=int, default=2)
+    asked.add_argument("--json", type=Path)
     asked.add_argument("--quick", action="store_true", help="small numbers, to see that it works; writes nothing")
     options = asked.parse_args()
     device, rounds = resolve_device(options.device), options.rounds
     if options.quick:
         SIZES[device], EACH[device], rounds = (10, 20), 10, 1
     sizes = SIZES[device]
-    with sweeping(device, _jobs(device)) as sweep:
-        cold = sweep(FIX, sizes[-1], 0).as_dict()
-        shapes = by_shapes(sweep, sizes, rounds)
-        each = by_fix(sweep, device, EACH[device])
-    document = {
+    document: dict[str, Any] = {
         "schema_version": 1,
         "command": "python " + " ".join(["benchmarks/sweep.py", *sys.argv[1:]]),
-        "environment": _environment(device), "fix": FIX, "jobs": _jobs(device), "cold": cold,
-        "by_jobs": {"shapes": sizes[1], "a_second": by_jobs(device, sizes[1])},
-        "by_shapes": shapes, "by_fix": each, "by_toggles": by_toggles(device, sizes[-2], rounds),
+        "environment": _environment(device), "fix": FIX, "jobs": _jobs(device),
     }  # fmt: skip
-    show(document)
-    if not options.quick:
-        (ROOT / "results" / f"sweep-{device}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+    def found(**figures: Any) -> None:
+        document.update(figures)
+        show(figures)
+        if not options.quick:
+            to.write_text(json.dumps(document, indent=1) + "\n")
+
+    to = options.json or ROOT / "results" / f"sweep-{device}.json"
+    with sweeping(device, _jobs(device)) as sweep:
+        found(cold=sweep(FIX, sizes[-1], 0).as_dict())
+        found(by_shapes=by_shapes(sweep, sizes, rounds))
+        found(by_fix=by_fix(sweep, device, EACH[device]))
+    found(by_toggles=by_toggles(device, sizes[-2], rounds))
+    found(by_jobs={"shapes": sizes[1], "a_second": by_jobs(device, sizes[1])})
 
 
-def show(document: dict[str, Any]) -> None:
-    cold, shapes = document["cold"], document["by_shapes"]
-    print(f"{FIX}, {document['jobs']} processes; cold: {cold['shapes']} shapes, {cold['shapes_per_second']} a second")
-    print("processes  a second   " + ", ".join(f"{n}: {rate}" for n, rate in document["by_jobs"]["a_second"].items()))
-    for row in shapes["points"]:
-        print(f"{row['shapes']:6.0f} shapes {row['seconds']:9.3f} s {row['a_second']:9.1f} a second")
-    print(
-        f"line: {shapes['start_seconds']} s + {shapes['seconds_a_shape']} s a shape, {shapes['a_second_by_slope']} a "
-        f"second; no point is off it by more than {100 * shapes['off_the_line']:.0f}%"
-    )
-    for row in document["by_fix"]:
+def show(figures: dict[str, Any]) -> None:
+    if cold := figures.get("cold"):
+        print(f"{FIX}, cold: {cold['shapes']} shapes, {cold['shapes_per_second']} a second")
+    if jobs := figures.get("by_jobs"):
+        print("processes  a second   " + ", ".join(f"{n}: {rate}" for n, rate in jobs["a_second"].items()))
+    if shapes := figures.get("by_shapes"):
+        for row in shapes["points"]:
+            print(f"{row['shapes']:6.0f} shapes {row['seconds']:9.3f} s {row['a_second']:9.1f} a second")
+        print(
+            f"line: {shapes['start_seconds']} s + {shapes['seconds_a_shape']} s a shape, {shapes['a_second_by_slope']} "
+            f"a second; no point is off it by more than {100 * shapes['off_the_line']:.0f}%"
+        )
+    for row in figures.get("by_fix", []):
         legs = row["legs"]
         print(
             f"{row['fix']:30} {row['shapes']:5} shapes, {row['told']:4} tell; {row['shapes_per_second']:7} a second; "
             f"{legs['together']} legs in {legs['processes']} processes, {legs['alone']} alone"
         )
-    for row in document["by_toggles"]:
+    for row in figures.get("by_toggles", []):
         print(
             f"{row['more_toggle_files']:4} more toggle files {row['a_second']:8} a second, {row['rate_to_none']} of "
             f"the first; the command {row['wall_seconds']} s, of that reading them {row['reading_seconds']} s"
@@ -215,7 +224,7 @@ def _environment(device: str) -> dict[str, Any]:
         report = sandbox.run(Request("harness.leg:environment", device=device, path=path)).report
     assert report is not None
     cores = len(os.sched_getaffinity(0))
-    return {**report["facts"], "cores": cores, "kernel": platform.release(), "commit": commit(ROOT)}
+    return {**report["facts"], "cores": cores, "kernel": platform.release(), **record.made_of()}
 
 
 if __name__ == "__main__":

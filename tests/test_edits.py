@@ -183,12 +183,30 @@ EDITS = {
     "append": (A, [("append", "x = g(a)", "x += 1\nx += 2")], A.replace("g(a)\n", "g(a)\n    x += 1\n    x += 2\n")),
     "append into a block": (A, [("append", "def f(a):", "    a += 1")], A.replace("a):\n", "a):\n    a += 1\n")),
     "append at the end, no newline": ("x = 1", [("append", "x = 1", "y = 2")], "x = 1\ny = 2"),
+    "append at the end": ("x = 1\n", [("append", "x = 1", "y = 2")], "x = 1\ny = 2\n"),
+    "append at the end, old line ends": ("x = 1\r", [("append", "x = 1", "y = 2")], "x = 1\ry = 2\r"),
+    "append what stands farther on": (
+        "x = 1\ny = 1\np()\n", [("append", "x = 1", "p()")], "x = 1\np()\ny = 1\np()\n"),
+    "prepend what stands behind": ("x = 1\np()\n", [("prepend", "x = 1", "p()")], "p()\nx = 1\np()\n"),
+    "append what stands before": ("p()\nx = 1\n", [("append", "x = 1", "p()")], "p()\nx = 1\np()\n"),
+    "a replacement that is indented": (
+        A, [("replacement", "return x", "        y = x\n        return y")],
+        "def f(a):\n    x = g(a)\n    y = x\n    return y\n"),
+    "a comment that is indented, in place": (
+        A, [("replacement", "x = g(a)", "      # gone\n")], "def f(a):\n    # gone\n    return x\n"),
     "append, then prepend, at one place": (
         "x = 1\ny = 2\n", [("prepend", "y = 2", "p()"), ("append", "x = 1", "q()")], "x = 1\nq()\np()\ny = 2\n"),
     "empty block": ("if a:\n    b()\nc()\n", [("replacement", "b()", "")], "if a:\n    pass\nc()\n"),
     "block emptied by two fixes": (
         "if a:\n    b()  # 1\n    # 2\n    c()\nd()\n", [("replacement", "c()", ""), ("replacement", "b()", "")],
         "if a:\n    pass\n    # 2\nd()\n"),
+    "empty block, old line ends": ("if a:\r    b()\r", [("replacement", "b()", "")], "if a:\r    pass\r"),
+    "empty block at the end, no newline": ("if a:\n    b()", [("replacement", "b()", "")], "if a:\n    pass"),
+    "a block that another fix leaves something in": (
+        "for a in b:\n    c()\n    d()\ne()\n", [("replacement", "c()", ""), ("replacement", "d()", "f()")],
+        "for a in b:\n    f()\ne()\n"),
+    "a part of a line": ("f(1,\n  2)\n", [("replacement", "1,", "")], "f(\n  2)\n"),
+    "a block at the end": ("a = 1\nif b:\n    c()\n", [("replacement", "if b:\n  c()", "")], "a = 1\n"),
     "block emptied, a comment in place": (
         "if a:\n    b()\n", [("replacement", "b()", "# gone")], "if a:\n    # gone\n    pass\n"),
     "one-line block": ("if a: b()\nc()\n", [("replacement", "b()", "")], "if a: pass\nc()\n"),
@@ -206,6 +224,7 @@ EDITS = {
         "if a:\n    b()\nelse:\n    e()\n"),
     "f-string quotes": ("x = f\"{a['b']}\"\n", [("replacement", "f'{a[\"b\"]}'", "1")], "x = 1\n"),
     "an empty string isn't a colon": ("x = ''\ny = 1\n", [("replacement", "y = 1", "")], "x = ''\n"),
+    "the only decorator": ("@a\ndef f(): pass\n", [("replacement", "@a", "")], "def f(): pass\n"),
     "one of two decorators": ("@a\n@b\ndef f(): pass\n", [("replacement", "@b", "")], "@a\ndef f(): pass\n"),
     "unicode before the match": ("x = 'é'; y = 1\n", [("replacement", "y = 1", "y = 2")], "x = 'é'; y = 2\n"),
     "form feed": ("\x0cx = 1\n", [("replacement", "x = 1", "x = 2")], "\x0cx = 2\n"),
@@ -239,6 +258,16 @@ template <typename T> __global__ void store(T* p, int64_t i, int n) {  // stores
 C_EDITS = {
     "delete": ([("replacement", "assert(i >= 0\n  && i < n);", "")], "  assert(i >= 0 && i < n);  // the bound\n", ""),
     "part": ([("replacement", "i >= 0 && i < n", "i < n")], "i >= 0 && ", ""),
+    "an else keeps its own": (
+        [("replacement", "if (n)\n  check(n);", "if (n)\n  check(n);\nelse\n  stop();")],
+        "    check(n);",
+        "    check(n);\n  else\n    stop();",
+    ),
+    "a comment in place": (
+        [("replacement", "assert(i >= 0 && i < n);", "// gone")],
+        "  assert(i >= 0 && i < n);  // the bound\n",
+        "  // gone\n",
+    ),
     "an if keeps its own body": ([("replacement", "check(n);", "")], "check(n);", ";"),
     "a trailing comma": ([("replacement", "T{1, 2}", "T{0}")], "T{1, 2,}", "T{0}"),
     "directive": ([("replacement", "#  include   <x.cuh>", "#include <y.cuh>")], "<x.cuh>", "<y.cuh>"),
@@ -269,6 +298,20 @@ REFUSED = {
     "a tuple isn't a group": ("x = (a)\n", [("replacement", "x = (a,)", "x = 1")], "isn't in"),
     "already reverted": ("y = 1\n", [("replacement", "x = 2", "y = 1")], "replacement is already there, line 1"),
     "already reverted, match still there": ("a()\nb()\n", [("replacement", "a()", "a()\nb()")], "already there"),
+    "already replaced, over lines": (
+        "w = 1\nx = 1\ny = 2\n", [("replacement", "z = 1", "x = 1\ny = 2")], "already there, line 2: reverted, or"),
+    "already replaced, and the match ends it": (
+        "x = a + b\n", [("replacement", "b", "a + b")], "replacement is already there: mod.py, line 1"),
+    "already replaced, and the match begins it": (
+        "x = a + b\n", [("replacement", "a", "a + b")], "replacement is already there: mod.py, line 1"),
+    "already appended, farther down": (
+        "x = 1\n\n# c\n\np()\n", [("append", "x = 1", "p()")], "already there, beside line 1"),
+    "already prepended, farther up": (
+        "p()\n\n# c\n\nx = 1\n", [("prepend", "x = 1", "p()")], "already there, beside line 5"),
+    "appends nothing": ("x = 1\n", [("append", "x = 1", "# c")], "append has no code in it, so it changes nothing"),
+    "prepends nothing": ("x = 1\n", [("prepend", "x = 1", "# c")], "prepend has no code in it, so it changes nothing"),
+    "an else farther down": (
+        "if b:\n    c()\n\n\nelse:\n    d()\n", [("replacement", "if b:\n  c()", "")], "leave its `else`, line 5"),
     "already prepended": ("p()\nx = 1\n", [("prepend", "x = 1", "p()")], "already there, beside line 2"),
     "already appended": ("x = 1\np()\n", [("append", "x = 1", "p()")], "already there, beside line 1"),
     "overlap": (A, [("replacement", "x = g(a)", "x = 1"), ("replacement", "g(a)", "2")],
@@ -297,6 +340,23 @@ def test_refused(name):
     with pytest.raises(RottedError, match=error) as caught:
         run(source, edits, "c" if name.startswith("C ") else "python")
     assert "\n" not in str(caught.value) and caught.value.fix.startswith("1:fix")
+
+
+def test_a_match_that_is_outside_of_its_target_only():
+    source = "q = 1\ndef f():\n    return 2\n" + 4 * "q = 1\n"
+    change = Change(Edit("q = 1", ""), ((6, 27),), "1:a", "pkg.mod.f")
+    with pytest.raises(RottedError, match=r"isn't in mod.py; outside of the target it is on line 1, 4, 5$"):
+        apply(source, [change], name="mod.py")
+    with pytest.raises(RottedError, match=r"isn't in mod.py$"):
+        apply(source, [change], name="mod.py", explain=False)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"), [({}, "an edit"), ({"target": "pkg.mod"}, "pkg.mod"), ({"fix": "1:a", "target": "pkg"}, "1:a")]
+)
+def test_a_match_without_code_names_what_there_is_to_name(more, named):
+    with pytest.raises(UsageError, match=f"^{named}: match has no code in it$"):
+        apply("x = 1\n", [Change(Edit("# c", "y"), ((0, 6),), **more)])
 
 
 @pytest.mark.parametrize("kind", ["replacement", "prepend", "append"])

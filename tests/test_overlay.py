@@ -125,6 +125,24 @@ def test_a_missing_target_names_the_fix(root):
         overlay.plan([Reversal("1:gone", "pkg.near.mod.widt", (Edit("x", ""),))], [root])
 
 
+def test_an_edit_that_the_file_s_encoding_lacks_is_refused(root):
+    (root / "pkg/far/deep.py").write_bytes(b"# coding: latin-1\nx = 1\n")
+    euro = Reversal("1:euro", "pkg.far.deep", (Edit("x = 1", "x = '\u20ac'"),))
+    with pytest.raises(RottedError, match="1:euro in pkg.far.deep: the edit doesn't fit pkg/far/deep.py's encoding"):
+        overlay.plan([euro], [root])
+
+
+@pytest.mark.parametrize("words", [(28, "No space left on device"), ("no number",)])
+def test_a_disk_s_own_words_are_said(root, tmp_path, monkeypatch, words):
+    def full(original, below):
+        raise OSError(*words)
+
+    monkeypatch.setattr(overlay.os, "symlink", full)
+    with pytest.raises(InfraError) as caught:
+        overlay.build(overlay.plan([SIZE], [root]))
+    assert str(caught.value) == f"can't build an overlay in {tmp_path / 'cache/overlays'}: {words[-1]}"
+
+
 def test_a_full_disk_leaves_nothing_half_made(root, tmp_path, monkeypatch):
     plan = overlay.plan([SIZE], [root])
 
@@ -205,6 +223,98 @@ def test_overlays_that_nobody_uses_are_swept(root):
     os.utime(other, (0, 0))
     overlay.build(plans[2])
     assert used.exists() and other.exists() and not unused.exists()
+
+
+HOUR, MONTH = 3600, 30 * 24 * 3600
+
+
+@pytest.mark.parametrize(("name", "age"), [(".making-x", HOUR), (".damaged-x", HOUR), ("0" * 64, MONTH)])
+def test_what_is_old_enough_is_swept_and_no_sooner(root, tmp_path, monkeypatch, name, age):
+    overlay.build(overlay.plan([SIZE], [root]))
+    now = 1_800_000_000
+    monkeypatch.setattr(overlay.time, "time", lambda: float(now))
+    path = tmp_path / "cache/overlays" / name
+    for seconds, kept in ((age, True), (age + 1, False)):
+        path.mkdir(exist_ok=True)
+        os.utime(path, (now - seconds, now - seconds))
+        overlay._sweep(path.parent)
+        assert path.exists() == kept
+
+
+def test_one_that_can_t_be_looked_at_stops_no_sweep(root, tmp_path, monkeypatch):
+    overlay.build(overlay.plan([SIZE], [root]))
+    overlays = tmp_path / "cache/overlays"
+    for name in (".making-a", ".making-b"):
+        (overlays / name).mkdir()
+        os.utime(overlays / name, (0, 0))
+    looked, lstat = [], Path.lstat
+
+    def gone(path):
+        looked.append(path.name)
+        if len(looked) == 1:
+            raise FileNotFoundError(path)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", gone)
+    overlay._sweep(overlays)
+    monkeypatch.undo()
+    assert [path.name for path in overlays.glob(".making-*")] == looked[:1]
+
+
+def test_folders_on_the_way_have_names_that_a_sweep_finds(root, tmp_path, monkeypatch):
+    made, mkdtemp = [], overlay.tempfile.mkdtemp
+
+    def noted(**options):
+        made.append(Path(mkdtemp(**options)))
+        return str(made[-1])
+
+    def rmtree(path, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied")  # as of a folder that can't be removed
+
+    monkeypatch.setattr(overlay.tempfile, "mkdtemp", noted)
+    monkeypatch.setattr(overlay.shutil, "rmtree", rmtree)
+    plan = overlay.plan([SIZE], [root])
+    built = overlay.build(plan)
+    (built / "pkg/near/mod.py").write_text("")
+    assert overlay.build(plan) == built
+    assert built.parent.stat().st_mode & 0o777 == 0o700
+    assert {path.name.partition("-")[0] for path in made} == {".making", ".damaged"}
+    assert all(path.parent == built.parent for path in made)
+
+
+OTHER = """
+import fcntl, os, sys
+handle = os.open(sys.argv[1], os.O_RDONLY)
+try:
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("held")
+"""
+
+
+def test_what_this_process_has_built_is_held(root):
+    plan = overlay.plan([SIZE], [root])
+    built = overlay.build(plan)
+    handles = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        assert overlay.build(plan) == built
+    assert len(os.listdir("/proc/self/fd")) == handles
+
+    def other():
+        command = [sys.executable, "-c", OTHER, str(built)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert other() == "held" and overlay._in_use(built) is True
+    os.close(overlay._held.pop(built))
+    assert other() == "" and overlay._in_use(built) is False
+    assert overlay._in_use(built / "gone") is False
+    (built.parent / "link").symlink_to(built)
+    overlay._hold(built)
+    assert overlay._in_use(built.parent / "link") is False  # nobody uses a link
+    handles = len(os.listdir("/proc/self/fd"))
+    overlay._in_use(built)
+    assert len(os.listdir("/proc/self/fd")) == handles
 
 
 def _build(root, start, results):
