@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from importlib import metadata
 
 from harness import gpus
 from harness.errors import InfraError, UsageError
@@ -70,16 +71,33 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> tuple[str, str] | None:
 
 
 def resolve_device(asked: str) -> str:
-    """``auto`` -> the GPU if there is one. Raises InfraError where a GPU was asked for by name and none is here."""
+    """``auto`` -> the GPU if there is one. Raises InfraError where a GPU was asked for by name and none is here, and
+    where a CPU could not run the kernels rightly."""
     if asked not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device {asked!r}: must be auto, cpu or cuda")
-    if asked == "cpu":
-        return "cpu"
-    if visible():
+    if asked != "cpu" and visible():
         return "cuda"
-    if asked == "auto":
+    if asked != "cuda":
+        _check_interpreter()
         return "cpu"
     why, listed = "no NVIDIA GPU is here", os.environ.get("CUDA_VISIBLE_DEVICES")
     if installed := len(uuids()):
         why = f"CUDA_VISIBLE_DEVICES={listed!r} shows none of the {installed} here"
     raise InfraError(f"--device cuda was asked for, but {why}; --device cpu runs the same kernels without")
+
+
+def _check_interpreter() -> None:
+    """Its fault would read as the kernels' own: no case is right, so each would be a finding."""
+    try:
+        triton, numpy = metadata.version("triton"), metadata.version("numpy")
+    except metadata.PackageNotFoundError:  # said where it is needed
+        return
+    if _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
+        raise InfraError(
+            f"no GPU, and Triton {triton}'s interpreter needs NumPy below 2.4, this is {numpy}: pip install 'numpy<2.4'"
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """``(3, 6)`` of ``3.6.0``."""
+    return tuple(int(part) for part in version.split(".")[:2])

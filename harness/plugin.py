@@ -24,6 +24,7 @@ from harness import report as reports
 from harness.case import Case
 from harness.device import resolve_device
 from harness.errors import UnfixError, UsageError
+from harness.left_out import left_out
 from harness.prover import Prover, Result
 from harness.recorder import Recorder, facts
 from harness.sandbox import Servers
@@ -161,8 +162,16 @@ def _able(config: pytest.Config, ids: Sequence[str]) -> tuple[tuple[str, ...], s
     return selection.able(ids, config.stash[_catalogue], code_base_of(config).name)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Around all others that take tests out or sort them."""
+    found = list(items)
+    yield
+    wanted = config.stash[_selected] or _able(config, config.stash[_catalogue].ids)[0]
+    _keep(config, items, left_out(config, found, items, wanted))
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], less: str) -> None:
     """Keep what this process is to run: of the selected fixes, of this shard, and not yet in the log."""
     selected = config.stash[_selected]
     # where none is selected, all but those that the target can't undo
@@ -182,9 +191,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=spread)
     cases = len(left & set(fix_of))
     if workers.is_worker(config):
-        config.workeroutput["unfix"] = {"cases": cases, "shard": facts}  # type: ignore[attr-defined]
+        told = {"cases": cases, "shard": facts, "left_out": less}
+        config.workeroutput["unfix"] = told  # type: ignore[attr-defined]
     else:
-        config.stash[_recorder].collected(cases, facts)
+        config.stash[_recorder].collected(cases, facts, less)
 
 
 def spread(item: pytest.Item) -> tuple[int, int]:

@@ -58,10 +58,11 @@ class Recorder:
         if self._writer:
             self._writer.write(kind, value)
 
-    def collected(self, cases: int, shard: dict[str, Any] | None = None) -> None:
-        """How many cases this run still has to run."""
+    def collected(self, cases: int, shard: dict[str, Any] | None = None, left_out: str = "") -> None:
+        """How many cases this run still has to run. ``left_out``: what others than unfix took out of it."""
         self._counted = True
         now = {"cases": cases + len(self.done), "shard": shard or self._log.collected.get("shard")}
+        now |= {"left_out": left_out} if left_out else {}
         if now != self._log.collected:
             self._log.collected = now
             self._write("collected", now)
@@ -74,7 +75,7 @@ class Recorder:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         if told := getattr(node, "workeroutput", {}).get("unfix"):
-            self.collected(told["cases"], told["shard"])
+            self.collected(told["cases"], told["shard"], told["left_out"])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "???" and report.failed:  # xdist's report of a worker that died
@@ -143,6 +144,9 @@ class Recorder:
         kinds = {record["verdict"] for record in records}
         if kinds - {"proved", "skipped"}:
             return int(pytest.ExitCode.TESTS_FAILED)
+        if missing := self._log.missing():
+            self._complaints.append(f"{missing} cases said nothing: skipped before their legs ran, or never run")
+            return InfraError.exit_code
         if kinds == {"skipped"} and not self._log.run["shard"]:
             self._complaints.append("every case was skipped: nothing is proved")
             return InfraError.exit_code

@@ -108,6 +108,8 @@ def run(
         more += ["--junitxml", junit] if junit else []
         side_by_side = pytest_run.workers(jobs, device)
         command = pytest_run.command(root, device, code_base, side_by_side, release=release, source=source, more=more)
+        if log and not resume:
+            os.truncate(log, 0)  # a pytest that does not get as far as its log must not leave an old one to be read
         try:
             prover = Prover(registered, device=device, root=root, target=code_base)
             ended = _ran(command, lines, shards.durations(history.records(earlier, target, device)), prover)
@@ -124,6 +126,12 @@ def run(
         untouched = report.untouched(document["results"], chosen)
         document["incomplete"] += [f"no case is about {fix}" for fix in untouched]
     records = document["results"]
+    code = report.exit_code(records, incomplete=document["incomplete"], shard=alone)
+    odd = runlog.odd_end(ended)
+    if (ended not in (0, 1) or (ended == 1 and code == 0)) and odd not in document["incomplete"]:
+        output.note(f"{odd}: its own words are above")
+        document["incomplete"].append(odd)
+        code = InfraError.exit_code
     if json_out:
         output.write_json(json_out, document, output.say)
     if html or badge or github:
@@ -137,10 +145,6 @@ def run(
         for line in [*document["incomplete"], *report.not_proved(records)]:
             console.print(plain.log_line(line), markup=False, soft_wrap=True)
         console.print(report.summary_line(records))
-    code = report.exit_code(records, incomplete=document["incomplete"], shard=alone)
-    if ended not in (0, 1) or (ended == 1 and code == 0):
-        output.note(f"pytest ended with {ended}, for a reason that no verdict holds: its own words are above")
-        code = 4
     raise typer.Exit(code)
 
 

@@ -1,7 +1,8 @@
 """The log of a run: JSON lines, written as cases end: a killed run keeps what it had, and another goes on from it.
 
     {"schema_version": 1, "run": {…}}          first: what was run, on what; all of it must be the same to go on
-    {"collected": {"cases": N, "shard": …}}    how many cases the whole run has, those of an interrupted one counted
+    {"collected": {"cases": N, "shard": …}}    how many cases the whole run has, those of an interrupted one counted;
+                                               "left_out", if any: what others than unfix took out of it, a sentence
     {"environment": {…}}                       once a leg has told it
     {"result": {…}}                            one a case, as in the matrix; of two with one ``test`` the later counts
     {"ended": N}                               pytest's exit status; absent where the run was killed
@@ -44,14 +45,22 @@ class Log:
         return {test: record for test, record in self.results.items() if record["verdict"] != "infra"}
 
     def incomplete(self) -> list[str]:
-        wanted = self.collected.get("cases")
+        wanted, left_out = self.collected.get("cases"), self.collected.get("left_out")
+        said = [left_out] if left_out else []
         if wanted is None:
             return [CUT_SHORT]
         if missing := self.missing():
-            return [f"the run was cut short: {missing} of {wanted} cases did not run, or are not in its log"]
-        return (
-            [] if self.ended is not None else ["the run was cut short: its cases ran, but it did not come to its end"]
-        )
+            return [f"the run was cut short: {missing} of {wanted} cases did not run, or are not in its log", *said]
+        if self.ended is None:
+            return ["the run was cut short: its cases ran, but it did not come to its end", *said]
+        return [*said, *([odd_end(self.ended)] if self.ended not in self._fitting() else [])]
+
+    def _fitting(self) -> tuple[int, ...]:
+        """How pytest ends where nothing but these verdicts happened."""
+        kinds = {record["verdict"] for record in self.results.values()}
+        if kinds - {"proved", "skipped"}:
+            return (1,)
+        return (0,) if "proved" in kinds else (0, InfraError.exit_code, 5)  # 5: it had nothing to run
 
     def missing(self) -> int:
         return max(0, self.collected.get("cases", 0) - len(self.results))
@@ -60,6 +69,10 @@ class Log:
 IDENTITY = ("target", "target_version", "target_commit", "commit", "sources")  # of a run's facts: what was tried
 _CHANGED = {"sources": "the project or the code under test has changed since"}
 CUT_SHORT = "the run was cut short before it knew its cases"
+
+
+def odd_end(status: int) -> str:
+    return f"pytest ended with {status}, for a reason that no verdict holds"
 
 
 def read(path: Path) -> Log:

@@ -254,6 +254,11 @@ UNRESOLVED = {
         f"it fails with a, b out, {DOUBT} a or b back in",
         "there may be more: it skips with all but a out (1 more such trial)",
     ),
+    "skip if (a | b | c) & ~(a & b & c); fail if a; pass": (
+        *(10, "", "a b c: a b c"),
+        f"it fails with a, b, c out, {DOUBT} a or b or c back in",
+        "there may be more: it skips with all but a out (2 more such trials)",
+    ),
     # a alone skips; p is there all the same
     "skip if a & ~b; fail if a | p; pass": (
         *(13, "p", "a b: b"),

@@ -130,3 +130,33 @@ def test_legs_are_told_the_architecture_of_their_gpu(nvml, monkeypatch, gpus, vi
         if value is not None:
             monkeypatch.setenv(name, value)
     assert device.compute_capabilities() == capabilities
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "fits"),
+    [
+        ("3.6.0", "2.4.0", False),
+        ("3.6.0", "2.10.1", False),
+        ("3.6.0", "2.3.5", True),
+        ("3.7.0", "2.4.6", True),
+        (None, "2.4.0", True),
+    ],
+)
+def test_an_interpreter_that_cannot_compute_is_infra(nvml, monkeypatch, triton, numpy, fits):
+    def version(name: str) -> str:
+        if (found := {"triton": triton, "numpy": numpy}[name]) is None:
+            raise device.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(device.metadata, "version", version)
+    nvml(gpus=[])
+    for asked in ("cpu", "auto"):
+        if fits:
+            assert device.resolve_device(asked) == "cpu"
+        else:
+            with pytest.raises(
+                InfraError, match=f"Triton {triton}'s interpreter needs NumPy below 2.4, this is {numpy}"
+            ):
+                device.resolve_device(asked)
+    nvml(gpus=GPUS)
+    assert device.resolve_device("auto") == "cuda"

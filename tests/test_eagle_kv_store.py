@@ -292,7 +292,7 @@ def no_cache(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("a file", "Not a directory"),
+        ("a file", "File exists"),
         ("below a file", "Not a directory"),
         ("a lock that is a directory", "Is a directory"),
         ("a full disk", "No space left on device"),

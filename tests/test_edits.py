@@ -320,7 +320,7 @@ REFUSED = {
     "changes nothing": (A, [("replacement", "x = g(a)", "x = g( a )  # so")], "changes nothing: mod.py, line 2"),
     "one of two changes nothing": (
         A, [("replacement", "x = g(a)", "x = g(a,)"), ("replacement", "return x", "return 1")], "changes nothing"),
-    "doesn't compile": (A, [("replacement", "g(a)", "g(")], "doesn't compile after the edit"),
+    "doesn't compile": (A, [("replacement", "g(a)", "g(")], "doesn't compile after the edit, line 2: '\\(' was never"),
     "return outside a function": ("x = 1\n", [("replacement", "x = 1", "return 1")], "outside function"),
     "append to a block's head": (A, [("append", "def f(a):", "a += 1")], "must be indented"),
     "half a block": (NESTED, [("replacement", "if i:\n    y()", "")], "line 3 would leave .* block, line 5"),

@@ -177,6 +177,7 @@ def test_the_command_line(tmp_path, registered, root):
     body = "import sys, boxes.row as r; print(r.width(3, 5), sys.argv[1:]); sys.exit(9)"
     env = environment(tmp_path, "boxes")
     env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(root)])
+    env["UNFIX_TRUST"] = str(tmp_path)
 
     def unfix(*arguments: str, **more: str) -> tuple[int, str, str]:
         command = [sys.executable, "-c", driver, "exec", *arguments, "--", sys.executable, "-c", body, "-x"]

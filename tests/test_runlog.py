@@ -13,7 +13,7 @@ import pytest
 
 from harness import history, report, runlog
 from harness.errors import InfraError, UsageError
-from harness.runlog import Writer
+from harness.runlog import Writer, odd_end
 
 RUN = {
     "target": "eagle_kv", "target_version": None, "target_commit": None, "device": "cpu", "commit": "c", "sources": "s",
@@ -44,7 +44,20 @@ COUNTED = ("collected", {"cases": 3, "shard": None})
 # what a log has after its first line -> what is missing of it
 LOGS = [
     ([COUNTED, *results("a", "b", "c"), ("ended", 0)], []),
-    ([COUNTED, *results("a", "b", "c"), ("ended", 1)], []),
+    ([COUNTED, *results("a", "b", "c"), ("ended", 1)], ["pytest ended with 1, for a reason that no verdict holds"]),
+    ([COUNTED, *results("a", "b"), ("result", record("c", "vacuous")), ("ended", 1)], []),
+    ([COUNTED, *results("a", "b"), ("result", record("c", "skipped")), ("ended", 0)], []),
+    ([COUNTED, ("result", record("a", "skipped")), *results("b", "c"), ("ended", 4)], [odd_end(4)]),
+    ([("collected", {"cases": 1, "shard": None}), ("result", record("a", "skipped")), ("ended", 4)], []),
+    ([("collected", {"cases": 0, "shard": None}), ("ended", 3)], [odd_end(3)]),
+    (
+        [("collected", {"cases": 1, "shard": None, "left_out": "2 of 3"}), *results("a"), ("ended", 0)],
+        ["2 of 3"],
+    ),
+    (
+        [("collected", {"cases": 2, "shard": None, "left_out": "2 of 4"}), *results("a"), ("ended", 0)],
+        ["the run was cut short: 1 of 2 cases did not run, or are not in its log", "2 of 4"],
+    ),
     ([COUNTED, *results("a", "b")], ["the run was cut short: 1 of 3 cases did not run, or are not in its log"]),
     (
         [COUNTED, *results("a", "b"), ("ended", 2)],

@@ -241,8 +241,9 @@ def test_when():
 
 
 def test_the_oldest_python_that_is_promised_is_tried():
-    tried = WORKFLOWS["pull-request"]["jobs"]["test"]["strategy"]["matrix"]["python"]
-    assert f'requires-python = ">={tried[0]}"' in (ROOT / "pyproject.toml").read_text()
+    tried = WORKFLOWS["pull-request"]["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert [each["python"] for each in tried if each["constraints"] == "constraints-lowest.txt"] == [tried[0]["python"]]
+    assert f'requires-python = ">={tried[0]["python"]}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_code_of_strangers_runs_on_no_runner_of_ours():
