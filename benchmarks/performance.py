@@ -1,4 +1,4 @@
-"""The table of docs/performance.md, from results/*.json alone: `python benchmarks/performance.py` writes it there.
+"""The tables of docs/performance.md, from results/*.json alone: `python benchmarks/performance.py` writes them there.
 
 A figure is what a file says; one whose file is not there is "not measured yet", and nothing else is ever written.
 """
@@ -14,7 +14,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- table: python benchmarks/performance.py -->\n", "<!-- end of table -->\n"
+BEGIN, END = "<!-- {}: python benchmarks/performance.py -->\n", "<!-- end of {} -->\n"
+TOOLS = ("nothing", "ours", "memcheck", "padded", "cached", "debug")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def at(document: Any, path: str) -> Any:
 
 
 def figures() -> list[Figure]:
-    isolation, detectors, costs = "isolation-cuda.json", "detectors-cuda.json", "no-cost-cuda.json"
+    isolation, detectors = "isolation-cuda.json", "detectors-cuda.json"
     beside = "under `unfix exec` with nothing out, and a plain Python"
     return [
         Figure(
@@ -63,32 +64,23 @@ def figures() -> list[Figure]:
             "a red zone around a draft leg, 8 x 8 x 4096", "1.05 at most", "the leg without a detector", detectors,
             *ratio("legs > ratios > red-zone > leg", 1.05),
         ),
-        Figure(
-            "memory of the int32 cases, the largest", "under 64 MiB", "rows that are all memory", detectors,
-            lambda found: _int32(found, "bytes", lambda value: f"{value / (1 << 20):.0f} MiB"),
-            lambda found: all(row["sparse"]["bytes"] < 64 << 20 for row in found["int32"]),
-        ),
-        Figure(
-            "seconds of the int32 cases, the slowest", "under 1 s", "rows that are all memory", detectors,
-            lambda found: _int32(found, "seconds", lambda value: f"{value:.2f} s"),
-            lambda found: all(row["sparse"]["seconds"] < 1 for row in found["int32"]),
-        ),
+        *(figure for backend in ("aiter", "flashinfer") for figure in _wide(backend)),
         Figure(
             "the int32 cases without a GPU, the slowest", "under 1 s", "", "detectors-cpu.json",
             lambda found: _int32(found, "seconds", lambda value: f"{value:.2f} s"),
             lambda found: all(row["sparse"]["seconds"] < 1 for row in found["int32"]),
         ),
         Figure(
-            "compiled files that differ with nothing out", "none", "a Python without the harness", costs,
+            "compiled files that differ with nothing out", "none", "a Python without the harness", "no-cost-cuda.json",
             _differing,
             lambda found: not any(each["differ"] for each in found["same_bytes"].values()),
         ),
         Figure(
-            "imports of eagle_kv with nothing out", "1, within noise", beside, costs,
+            "imports of eagle_kv with nothing out", "1, within noise", beside, "no-cost-cpu.json",
             *within_noise("imports eagle_kv"),
         ),
         Figure(
-            "imports of SGLang with nothing out", "1, within noise", beside, costs,
+            "imports of SGLang with nothing out", "1, within noise", beside, "no-cost-cpu.json",
             *within_noise("imports sglang"),
         ),
         *(
@@ -103,12 +95,32 @@ def figures() -> list[Figure]:
             *number("by_shapes > a_second_by_slope", "{}", lambda found: found >= 200),
         ),
         Figure(
-            "the same with 500 more toggle files", "1", "with none", "sweep-cuda.json",
+            "its rate with 500 more toggle files, without a GPU", "1", "with none", "sweep-cpu.json",
             lambda found: f"{found['by_toggles'][-1]['rate_to_none']}",
             lambda found: found["by_toggles"][-1]["rate_to_none"] > 0.9,
         ),
         *_matrix(), *_kernels(),
     ]  # fmt: skip
+
+
+def _wide(backend: str) -> list[Figure]:
+    """Of a GPU's int32 cases, those of one backend: FlashInfer's has workspaces of its own."""
+
+    def figure(what: str, target: str, most: float, shown: Callable[[float], str]) -> Figure:
+        def rows(found: Any) -> dict[str, Any]:
+            return {"int32": [row for row in found["int32"] if row["case"].startswith(backend)]}
+
+        return Figure(
+            f"{what} of an int32 case on {backend}, the most", target, "rows that are all memory",
+            "detectors-cuda.json",
+            lambda found: _int32(rows(found), what, shown),
+            lambda found: all(row["sparse"][what] < most for row in rows(found)["int32"]),
+        )  # fmt: skip
+
+    return [
+        figure("bytes", "under 64 MiB", 64 << 20, lambda value: f"{value / (1 << 20):.0f} MiB"),
+        figure("seconds", "under 1 s", 1.0, lambda value: f"{value:.2f} s"),
+    ]
 
 
 def _matrix() -> list[Figure]:
@@ -234,10 +246,26 @@ def _where(document: dict[str, Any], file: str) -> str:
     return ", ".join([f"`{command}`" if command else f"`results/{file}`", environment["device"], commit])
 
 
+def alternatives() -> str:
+    """Which overflow each tool of sanitizer.py caught, and how many times as long as nothing it took."""
+    lines = ["| what is wrong | " + " | ".join(TOOLS) + " |", "|---" * (len(TOOLS) + 1) + "|"]
+    document = json.loads((ROOT / "results" / "sanitizer-cuda.json").read_text())
+    for row in document["rows"]:
+        cells = [
+            f"{'caught' if row[name]['caught'] else '-'} {row[name]['seconds'] / row['nothing']['seconds']:.1f}x"
+            for name in TOOLS
+        ]
+        lines.append(f"| {row['row']} | " + " | ".join(cells) + " |")
+    where = _where(document, "sanitizer-cuda.json")
+    return "\n".join(lines) + f"\n\n{where}, compute-sanitizer: {document['tools']['compute-sanitizer']}\n"
+
+
 def page(text: str) -> str:
-    """The page with the table as the files have it."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+    """The page with its tables as the files have them."""
+    for name, made in {"table": table, "alternatives": alternatives}.items():
+        before, rest = text.split(BEGIN.format(name))
+        text = before + BEGIN.format(name) + made() + END.format(name) + rest.split(END.format(name))[1]
+    return text
 
 
 if __name__ == "__main__":

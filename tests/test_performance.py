@@ -36,7 +36,8 @@ def test_a_figure_without_a_file_is_not_measured(
     (tmp_path / "results").mkdir()
     document = {"command": "c", "environment": {"device": "d", "commit": "e"}}
     slow = {**document, "by_shapes": {"a_second_by_slope": 199.9}, "by_toggles": [{"rate_to_none": 1.01}]}
-    (tmp_path / "results" / "sweep-cuda.json").write_text(json.dumps(slow))
+    for device in ("cuda", "cpu"):
+        (tmp_path / "results" / f"sweep-{device}.json").write_text(json.dumps(slow))
     rows = [line.split("|")[4:6] for line in performance.table().splitlines() if "sweep" in line or "500 more" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [["199.9", "missed"], ["1.01", "met"]]
 
