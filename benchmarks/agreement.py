@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import json
 import mmap
 import random
 import sys
@@ -362,7 +363,7 @@ def compared(touch: Touch, buffers: Sequence[torch.Tensor], out: torch.Tensor) -
 
 
 def scenario_cases(company: Company, device: str, count: int, seed: int) -> list[Case]:
-    """That many, as many of stores as of drafts, each with a random one of its legs."""
+    """That many shapes, no two alike, as many of stores as of drafts, each with a random one of its legs."""
     from harness import fixes  # a leg imports this file, and need not wait for what these import
     from harness.prover import Prover
     from harness.sweep import draw
@@ -378,7 +379,9 @@ def scenario_cases(company: Company, device: str, count: int, seed: int) -> list
     for name, wanted in sizes.items():
         space = strategies.space(name, catalogue.fix(name).scenario, device)
         assert space is not None
-        for number, options in enumerate(draw(space.options, wanted, seed) if wanted else []):
+        drawn = draw(space.options, 2 * wanted, seed) if wanted else []  # some come twice
+        distinct = {json.dumps(options): options for options in drawn}
+        for number, options in enumerate(list(distinct.values())[:wanted]):
             case = space.swept(options)
             with company.noting() as noted:
                 result = prover.prove(name, case)
