@@ -1,11 +1,17 @@
-"""A process that a Ctrl-C ends without a traceback at any moment, before its work begins and after it, too."""
+"""A process that a Ctrl-C ends without a traceback at any moment, before its work begins and after it, too.
+
+And one that it starts: what Python does between fork and exec is not to be interrupted, see `held`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+_ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(load: Callable[[], Callable[[], Any]], code: int, said: str) -> Any:
@@ -30,3 +36,21 @@ def run(load: Callable[[], Callable[[], Any]], code: int, said: str) -> Any:
         end()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: how Python ends is not to be interrupted
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """What asks this thread to end waits, while it starts a process whose ``preexec_fn`` calls `let_through`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_END)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_through(*, but_ctrl_c: bool = False) -> None:
+    """Between fork and exec: what waited, and what comes, ends this process; what was ignored still is."""
+    for number in _ASKED_TO_END:
+        ignored = signal.getsignal(number) is signal.SIG_IGN or (but_ctrl_c and number == signal.SIGINT)
+        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED_TO_END)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import wire
+from harness import interrupts, wire
 from harness.device import compute_capabilities
 from harness.errors import InfraError
 
@@ -60,20 +60,17 @@ def start(
     given = [theirs.fileno(), *([listener.fileno()] if listener else [])]
     command = [sys.executable, "-m", "harness.forkserver", ",".join(map(str, given)), *names]
     try:  # what an import prints is a note, and not a result
-        process = subprocess.Popen(
-            command, env=dict(env), pass_fds=given, stdin=subprocess.DEVNULL, stdout=2, preexec_fn=_ignore_interrupts
-        )
+        with interrupts.held():
+            process = subprocess.Popen(
+                command, env=dict(env), pass_fds=given, stdin=subprocess.DEVNULL, stdout=2,
+                preexec_fn=functools.partial(interrupts.let_through, but_ctrl_c=True),
+            )  # fmt: skip
     except OSError as error:
         ours.close()
         raise InfraError(f"no fork server could be started: {error}") from error
     finally:
         theirs.close()
     return process, ours
-
-
-def _ignore_interrupts() -> None:
-    """A terminal's Ctrl-C is the client's, with which a server ends: it is not interrupted while it imports."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def installed(package: str, path: Sequence[str] = ()) -> bool:

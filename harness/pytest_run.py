@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from harness import orphans
+from harness import interrupts, orphans
 from harness.code_base import CodeBase
 from harness.device import visible
 from harness.errors import UsageError
@@ -52,17 +52,26 @@ def workers(jobs: str, device: str) -> str:
     return str(min(os.cpu_count() or 1, most))
 
 
+def bound() -> None:
+    """Between fork and exec, while interrupts are held: it ends with who starts it, or as that is asked to."""
+    orphans.end_with_parent()
+    interrupts.let_through()
+
+
 @contextlib.contextmanager
 def started(command: Sequence[str], words: IO[Any]) -> Iterator[subprocess.Popen[bytes]]:
     """Its process, in a session of its own: a Ctrl-C reaches it once, and nothing of it outlives this process.
 
     What it prints goes to ``words``.
     """
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True,
-        preexec_fn=orphans.end_with_parent,
-    )  # fmt: skip
+    with contextlib.ExitStack() as waiting:
+        waiting.enter_context(interrupts.held())
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True, preexec_fn=bound
+        )
+        kept = waiting.pop_all()
     try:
+        kept.close()  # from here on, an interrupt ends it, too
         yield process
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)

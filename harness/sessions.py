@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from harness import orphans, selection
+from harness import interrupts, pytest_run, selection
 from harness.errors import InfraError
 from harness.fixes import Fix
 from harness.prove import Heard
@@ -74,10 +74,11 @@ class Sessions:
         with self._lock:
             if self._stopped:
                 raise InfraError("not started, since another session failed")
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                preexec_fn=orphans.end_with_parent,
-            )  # fmt: skip
+            with interrupts.held():
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    preexec_fn=pytest_run.bound,
+                )  # fmt: skip
             self._running.add(process)
         try:
             yield process

@@ -16,25 +16,39 @@ from harness import fixes
 from harness.company import Company
 
 ROOT = Path(__file__).parents[1]
+SEED = 46  # its 24 touches reach both ends of a zone, the pages around a payload, and either buffer
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.fixture(scope="module")
 def agreement() -> Iterator[ModuleType]:
+    before = list(sys.path)
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         import agreement
 
         yield agreement
     finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+        sys.path[:] = before
 
 
 @pytest.fixture(scope="module")
-def company() -> Iterator[Company]:
-    company = Company("cpu", 1)
-    yield company
-    company.close()
+def model(agreement: ModuleType) -> ModuleType:
+    return sys.modules["agreement_model"]
+
+
+@pytest.fixture(scope="module")
+def cases(agreement: ModuleType) -> ModuleType:
+    return sys.modules["agreement_cases"]
+
+
+@pytest.fixture(scope="module")
+def companies() -> Iterator[dict[str, Company]]:
+    """One for each device; their servers start as they are first used."""
+    made = {device: Company(device, 1) for device in ("cpu", "cuda")}
+    yield made
+    for company in made.values():
+        company.close()
 
 
 def tallied(agreement: ModuleType, company: Company, cases: list[Any], guards: tuple[str, ...] = ()) -> Any:
@@ -46,10 +60,10 @@ def tallied(agreement: ModuleType, company: Company, cases: list[Any], guards: t
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_CUDA)])
 def test_forty_cases_are_as_foretold(
-    agreement: ModuleType, company: Company, catalogue: fixes.Catalogue, device: str
+    agreement: ModuleType, companies: dict[str, Company], catalogue: fixes.Catalogue, device: str
 ) -> None:
-    company = company if device == "cpu" else Company(device, 1)
-    cases = agreement.scenario_cases(company, device, 16, 11) + agreement.touch_cases(device, 24, 11)
+    company = companies[device]
+    cases = agreement.scenario_cases(company, device, 16, SEED) + agreement.touch_cases(device, 24, SEED)
     tally = tallied(agreement, company, cases, tuple(fix.guard for fix in catalogue if fix.guard))
     assert tally.failures == [] and tally.cases.total() == 40 and tally.cases["touch"] == 24
     assert tally.agree.total() == 40 and len(tally.agree) > 2 and tally.disagree
@@ -75,20 +89,23 @@ BROKEN = {
     "a guard page is mapped one page too far": (f"{GUARD}[(start, stop + mmap.PAGESIZE) {PARTS}", "guard-page"),
     "a guard page is mapped one page too early": (f"{GUARD}[(start - mmap.PAGESIZE, stop) {PARTS}", "guard-page"),
     "a reference compares one buffer": (
-        "whole = agreement.compared\nagreement.compared = lambda touch, buffers, out: whole(touch, buffers[:1], out)\n",
+        "whole = agreement_legs.compared\n"
+        "agreement_legs.compared = lambda touch, buffers, out: whole(touch, buffers[:1], out)\n",
         "reference",
     ),
 }
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_detector_does_not_agree(agreement: ModuleType, company: Company, tmp_path: Path, fault: str) -> None:
+def test_a_broken_detector_does_not_agree(
+    agreement: ModuleType, companies: dict[str, Company], tmp_path: Path, fault: str
+) -> None:
     patch, whose = BROKEN[fault]
     module = f"broken_{list(BROKEN).index(fault)}"
-    head, tail = "from dataclasses import replace\nimport agreement\n", "touched = agreement.touched\n"
+    head, tail = "from dataclasses import replace\nimport agreement_legs\n", "touched = agreement_legs.touched\n"
     (tmp_path / f"{module}.py").write_text(head + patch + tail)
-    cases = agreement.touch_cases("cpu", 24, 11, entry=f"{module}:touched", ahead=(str(tmp_path),))
-    failures = tallied(agreement, company, cases).failures
+    cases = agreement.touch_cases("cpu", 24, SEED, entry=f"{module}:touched", ahead=(str(tmp_path),))
+    failures = tallied(agreement, companies["cpu"], cases).failures
     assert failures
     for failure in failures:
         differs = {name for name in failure["said"] if failure["said"][name] != failure["foretold"][name]}
@@ -107,6 +124,8 @@ FORETOLD: dict[str, tuple[int, int, int, dict[str, Any], Any, Any, Any, str]] = 
     "into a gap": (4, 4, 1, {"make": "strided"}, None, None, None, ""),
     "over the end": (16, 4, 2, {}, [[0, "after", 1, 0, 0]], "fault", {"a": 16}, ""),
     "the zone's last": (528, 4, 2, {}, [[0, "after", 1, 508, 508]], "fault", None, "not compared"),
+    "the back zone's last byte": (531, 1, 1, {}, [[0, "after", 1, 508, 508]], "fault", None, "not compared"),
+    "the front zone's first": (-512, 1, 1, {}, [[0, "before", 1, -512, -512]], None, None, "first page, not compared"),
     "past the zone": (532, 4, 1, {}, None, "fault", None, "beyond the zone, not compared"),
     "the other buffer": (1 << 16, 4, 1, {}, None, "fault", {"b": 0}, "next allocation"),
     "ahead of the other": ((1 << 16) - 4, 4, 1, {}, [[1, "before", 1, -4, -4]], "fault", None, "not compared"),
@@ -124,19 +143,60 @@ UNSEEN = ("at the start of its first page", "into a gap")
 
 
 @pytest.mark.parametrize("name", FORETOLD)
-def test_what_is_foretold(agreement: ModuleType, name: str) -> None:
+def test_what_is_foretold(agreement: ModuleType, model: ModuleType, name: str) -> None:
     at, unit, count, more, *said, boundaries = FORETOLD[name]
-    foretold = agreement.foretell(agreement.Touch(**{**FLIP, "at": at, "unit": unit, "count": count, **more}), "cpu")
+    foretold = model.foretell(model.Touch(**{**FLIP, "at": at, "unit": unit, "count": count, **more}), "cpu")
     assert [foretold.said[each] for each in agreement.NAMES] == said
     assert ", ".join(sorted(set().union(*foretold.why.values()))) == boundaries
     assert all(len(names) == 1 for names in foretold.why.values())
     assert bool(foretold.unseen) == (name in UNSEEN)
 
 
-def test_every_boundary_is_drawn_and_each_is_in_the_docs(agreement: ModuleType) -> None:
-    drawn = {
-        reason for _, told in islice(agreement.touches(0, "cpu"), 2000) for why in told.why.values() for reason in why
-    }
+STORE = {"row_bytes": 256, "num_slots": 6, "page_size": 2, "slots": [0, 7]}
+BEFORE, AFTER = ["before", 64], ["after", 64]
+OUT = {"27486:slot-assert"}
+# of a cache of 2048 bytes: slots, what else, what is out -> the red zone, the guard page, how it is refused
+STORES: dict[str, tuple[list[int], dict[str, int], set[str], Any, Any, Any]] = {
+    "in bounds": ([0, 7], {}, OUT, None, None, None),
+    "in the first page": ([-8], {}, OUT, [BEFORE] * 2, None, None),
+    "ahead of it": ([-9], {}, OUT, [BEFORE] * 2, "fault", None),
+    "right ahead of a whole page": ([-1], {"row_bytes": 512}, OUT, [["before", 128]] * 2, "fault", None),
+    "past the end, twice the same": ([8, 8], {}, OUT, [AFTER] * 2, "fault", None),
+    "on both sides": ([-1, 8], {}, OUT, [BEFORE, AFTER] * 2, "fault", None),
+    "refused by the guard": ([8], {}, set(), None, None, "guarded"),
+    "a row of six bytes": ([8], {"row_bytes": 6}, OUT, None, None, "error"),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_what_is_foretold_of_stores(cases: ModuleType, name: str) -> None:
+    slots, more, out, red, guard, refused = STORES[name]
+    foretold = cases._foretell_store({**STORE, **more, "slots": slots}, out, "cpu")
+    assert foretold.said == {"red-zone": red, "guard-page": guard, "reference": None, "refused": refused}
+
+
+DRAFT = {"backend": "flashinfer", "path": "cuda_graph", "topk": 2, "num_steps": 3, "page_size": 1, "max_bs": 2}
+SIZE, BOTH = {"27338:topk-factor"}, {"27338:topk-factor", "27338:capacity-assert"}
+# two requests of that length in a context of 8: 4 * (length + 3) elements of 16 without the factor, of 32 with it
+DRAFTS: dict[str, tuple[int, set[str], int, str | None]] = {  # length, what is out -> elements that are stray, refusal
+    "fits": (1, BOTH, 0, None),
+    "one step too far": (2, BOTH, 4, None),
+    "refused": (2, SIZE, 0, "guarded"),
+    "fits with the factor": (5, set(), 0, None),
+    "too long for a right row": (6, {"27338:capacity-assert"}, 4, None),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_what_is_foretold_of_drafts(cases: ModuleType, name: str) -> None:
+    length, out, stray, refused = DRAFTS[name]
+    foretold = cases._foretell_draft({**DRAFT, "max_context_len": 8, "seq_lens": [length] * 2}, out, "cpu")
+    red, fault, wrong = ([["after", stray]], "fault", "wrong") if stray else (None, None, None)
+    assert foretold.said == {"red-zone": red, "guard-page": fault, "reference": wrong, "refused": refused}
+
+
+def test_every_boundary_is_drawn_and_each_is_in_the_docs(agreement: ModuleType, model: ModuleType) -> None:
+    drawn = {reason for _, told in islice(model.touches(0, "cpu"), 2000) for why in told.why.values() for reason in why}
     assert drawn == set(agreement.BOUNDARIES)
     text = (ROOT / "docs" / "detectors.md").read_text()
     for name, sentence in agreement.BOUNDARIES.items():
@@ -159,9 +219,9 @@ JUDGED = {
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_only_what_is_foretold_to_the_letter_passes(agreement: ModuleType, name: str) -> None:
+def test_only_what_is_foretold_to_the_letter_passes(agreement: ModuleType, model: ModuleType, name: str) -> None:
     foretold, why, said, well = JUDGED[name]
     tally = agreement.Tally()
-    case = agreement.Case("touch", 1, {}, (None, None), agreement.Foretold(foretold, why))
+    case = agreement.Case("touch", 1, {}, (None, None), model.Foretold(foretold, why))
     tally.add(case, said, "")
     assert (tally.failures == []) == well == (tally.disagree.total() == 2)
