@@ -46,7 +46,7 @@ def read(directory: str, status: int, digest: str | None, timed_out: bool, secon
         signal=signal.Signals(killed_by).name if killed_by else None,
         timed_out=timed_out,
         seconds=round(seconds, 4),
-        read=tuple(reads.read_text(errors="surrogateescape").split("\n")[:-1]) if reads.exists() else None,
+        read=tuple(reads.read_text(errors="surrogateescape").split("\n")[:-1]) if reads.is_file() else None,
     )
 
 

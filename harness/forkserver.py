@@ -232,19 +232,21 @@ def _forked_for_a_client(owner: socket.socket, listener: socket.socket, kind: di
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a fork is its client's to see off
     while owner not in select.select([owner, listener], [], [])[0]:
         client, _ = listener.accept()
+        wanted, pid = None, 1
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the client starts a server for itself
             client.settimeout(10)
-            request = wire.receive(client)
-            if request["kind"] == kind and os.fork() == 0:
-                owner.close()
-                listener.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                client.settimeout(None)
-                os.environ.clear()
-                os.environ.update(request["env"])
-                _count_mig()
-                _send(client, {"ready": True, "pid": os.getpid()})
-                return client
+            wanted = wire.receive(client)
+            pid = os.fork() if wanted["kind"] == kind else pid
+        if wanted and pid == 0:
+            owner.close()
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            client.settimeout(None)
+            os.environ.clear()
+            os.environ.update(wanted["env"])
+            _count_mig()
+            _send(client, {"ready": True, "pid": os.getpid()})
+            return client
         client.close()
     os._exit(0)
 

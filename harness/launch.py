@@ -63,6 +63,7 @@ def start(
         with interrupts.held():
             process = subprocess.Popen(
                 command, env=dict(env), pass_fds=given, stdin=subprocess.DEVNULL, stdout=2,
+                start_new_session=listener is not None,  # what stops or ends a terminal's job is for its owner
                 preexec_fn=functools.partial(interrupts.let_through, but_ctrl_c=True),
             )  # fmt: skip
     except OSError as error:

@@ -108,8 +108,8 @@ def build(plan: Plan) -> Path | None:
         if _is_whole(final, files, entries):
             with contextlib.suppress(OSError):  # a cache that can only be read serves as well
                 os.utime(final)  # the sweep goes by when it was last used
-            _hold(final)
-            return final
+            if _hold(final):
+                return final
         _sweep(overlays)
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=overlays))
         try:
@@ -212,28 +212,29 @@ def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: _Links
     raise InfraError(f"can't replace the damaged overlay {final}: remove it")
 
 
-def _hold(overlay: Path) -> None:
-    """As long as this process lives; whatever a clock says, which may be set a month ahead."""
+def _hold(overlay: Path) -> bool:
+    """As long as this process lives; whatever a clock says, which may be set a month ahead. False where it has gone."""
     with contextlib.suppress(OSError):  # a file system without locks: then its age is all that counts
         handle = os.open(overlay, os.O_RDONLY | os.O_DIRECTORY)
         if (before := _held.pop(overlay, None)) is not None:
             os.close(before)  # another may lie there by now
         _held[overlay] = handle
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH)  # who removes it has it alone until it is gone
+    return overlay.is_dir()
 
 
-def _in_use(overlay: Path) -> bool:
-    try:
-        handle = os.open(overlay, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return False
+def _remove(overlay: Path) -> None:
+    """But for one that a process uses. Raises OSError where it is no folder."""
+    handle = os.open(overlay, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    finally:
+    except BlockingIOError:
         os.close(handle)
+        return
+    except OSError:  # a file system without locks
+        pass
+    shutil.rmtree(overlay, ignore_errors=True)
+    os.close(handle)
 
 
 def _sweep(overlays: Path) -> None:
@@ -242,7 +243,7 @@ def _sweep(overlays: Path) -> None:
     ages = dict.fromkeys(left, _STALE_SECONDS) | dict.fromkeys(overlays.glob("[0-9a-f]" * 64), _UNUSED_SECONDS)
     for path, seconds in ages.items():
         try:
-            if time.time() - path.lstat().st_mtime > seconds and not _in_use(path):
-                shutil.rmtree(path, ignore_errors=True)
+            if time.time() - path.lstat().st_mtime > seconds:
+                _remove(path)
         except OSError:
             continue

@@ -167,15 +167,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Around all others that take tests out or sort them."""
     found = list(items)
     yield
+    # where none is selected, all but those that the target can't undo
     wanted = config.stash[_selected] or _able(config, config.stash[_catalogue].ids)[0]
-    _keep(config, items, left_out(config, found, items, wanted))
+    _keep(config, items, wanted, left_out(config, found, items, wanted))
 
 
-def _keep(config: pytest.Config, items: list[pytest.Item], less: str) -> None:
+def _keep(config: pytest.Config, items: list[pytest.Item], wanted: Sequence[str], missing: str) -> None:
     """Keep what this process is to run: of the selected fixes, of this shard, and not yet in the log."""
     selected = config.stash[_selected]
-    # where none is selected, all but those that the target can't undo
-    wanted = selected or _able(config, config.stash[_catalogue].ids)[0]
     fix_of = {item.nodeid: marker.args[0] for item in items if (marker := item.get_closest_marker("fix"))}
     kept = [item.nodeid for item in items if (fix_of[item.nodeid] in wanted if item.nodeid in fix_of else not selected)]
     facts = None
@@ -191,10 +190,10 @@ def _keep(config: pytest.Config, items: list[pytest.Item], less: str) -> None:
         items.sort(key=spread)
     cases = len(left & set(fix_of))
     if workers.is_worker(config):
-        told = {"cases": cases, "shard": facts, "left_out": less}
+        told = {"cases": cases, "shard": facts, "left_out": missing}
         config.workeroutput["unfix"] = told  # type: ignore[attr-defined]
     else:
-        config.stash[_recorder].collected(cases, facts, less)
+        config.stash[_recorder].collected(cases, facts, missing)
 
 
 def spread(item: pytest.Item) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def run(
         of = facts(root, code_base, device, chosen, reverted, part)
         before = len(runlog.check(log, of, resume=resume).done())
     with contextlib.ExitStack() as stack:
-        if not code_base.preload:
+        if not code_base.preload and os.environ.get("UNFIX_SANDBOX") != "inline":
             stack.enter_context(zygote.opened(device))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="unfix-run-", ignore_cleanup_errors=True))
         lines = (log or Path(scratch, "run.jsonl")).absolute()
@@ -109,7 +109,7 @@ def run(
         side_by_side = pytest_run.workers(jobs, device)
         command = pytest_run.command(root, device, code_base, side_by_side, release=release, source=source, more=more)
         if log and not resume:
-            os.truncate(log, 0)  # a pytest that does not get as far as its log must not leave an old one to be read
+            runlog.empty(log)  # a pytest that does not get as far as its log must not leave an old one to be read
         try:
             prover = Prover(registered, device=device, root=root, target=code_base)
             ended = _ran(command, lines, shards.durations(history.records(earlier, target, device)), prover)

@@ -101,6 +101,12 @@ def read(path: Path) -> Log:
     return log
 
 
+def empty(path: Path) -> None:
+    """For a log that is begun anew. Raises UsageError where another run writes it."""
+    with _opened(path) as stream:
+        stream.truncate(0)
+
+
 def bytes_of(path: Path) -> bytes:
     """A whole file, of a bounded size: a device or a pipe that is named by mistake would never end. Raises OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
@@ -114,6 +120,7 @@ def bytes_of(path: Path) -> bytes:
 
 def _add(log: Log, entry: dict[str, Any]) -> None:
     [(kind, value)] = entry.items()
+    log.ended = None  # an earlier run's, which this one went on from
     if kind == "result":
         if fault := report.record_fault(value):
             raise ValueError(f"the result {fault}")

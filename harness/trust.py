@@ -52,7 +52,9 @@ def check_files(folder: Path, paths: Iterable[Path]) -> None:
             continue
         why = "leads out of it" if not real.is_relative_to(inside) else _why(status)
         if why:
-            raise UsageError(f"{path} {why}, and it is code: mend that, or trust it as unfix --trust {folder} …")
+            raise UsageError(
+                f"{path} {why}, and it is code: mend that, or trust it: unfix --trust {folder}, or {VARIABLE}"
+            )
 
 
 def _named(folder: Path) -> bool:
@@ -64,12 +66,12 @@ def _why(status: os.stat_result) -> str:
     """Why somebody else decides what is in a file, "" where nobody does."""
     if status.st_uid not in (os.getuid(), 0):
         return f"belongs to user {status.st_uid}, not to you"
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _private(status)):
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not private(status)):
         return "may be written to by others"
     return ""
 
 
-def _private(status: os.stat_result) -> bool:
+def private(status: os.stat_result) -> bool:
     """Whether its group is its owner's own, of the same name: where that is usual, files are writable by it."""
     try:
         return grp.getgrgid(status.st_gid).gr_name == pwd.getpwuid(status.st_uid).pw_name

@@ -11,8 +11,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+PATIENCE = 10.0  # seconds that processes may take to die of SIGKILL
 
 
 class Warden:
@@ -30,7 +33,11 @@ class Warden:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(2 * PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def begun(self, leader: int) -> None:
         self._tell(leader)
@@ -60,11 +67,13 @@ def main(told: Iterable[bytes]) -> None:
     for line in told:
         number = int(line)
         sessions.add(number) if number > 0 else sessions.discard(-number)
+    until = time.monotonic() + PATIENCE
     for session in sessions:
-        while left := members(session):
+        while (left := members(session)) and time.monotonic() < until:
             for pid in left:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # another user's, by now
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,9 @@ def parse(text: str, name: str, path: Path = Path()) -> Node:
         at = getattr(error, "position", 0)  # libyaml's, in bytes
         line = 1 + text.encode().count(b"\n", 0, at if isinstance(at, int) else 0)
         raise ToggleError(f"{name}:{line}: not YAML: {str(error).partition(chr(10))[0]}") from None
+    for number, written in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        if hidden := plain.hidden(written.removesuffix("\r")):  # in a comment, too: a reviewer reads another file
+            raise ToggleError(f"{name}:{number}: the character {hidden!a} can't be seen: write what can")
     result = Node(path, None, {(): 1}, name)
     if root is not None:
         loader = yaml.SafeLoader("")

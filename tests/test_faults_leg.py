@@ -69,9 +69,9 @@ def removes_its_folder(params, device):
     import shutil
     shutil.rmtree(folder())
 def puts_a_pipe(params, device):
-    for name in ("stdout", "reached"):
+    for name in ("stdout", "reached", "read"):
         path = os.path.join(folder(), name)
-        os.unlink(path)
+        if os.path.lexists(path): os.unlink(path)
         os.mkfifo(path)
 def marks_garbage(params, device): pathlib.Path(folder(), "reached").write_bytes(bytes(range(256)) * 100)
 def tampers(params, device):

@@ -8,14 +8,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from harness.memory import DETECTORS, Hit, NoDetector, Poison, RedZone, Victim, Watch, folds, touches
+from harness.memory import DETECTORS, Hit, NoDetector, Poison, RedZone, Victim, Watch, folds, guard_page, touches
 from harness.memory.guard_page import GuardPage
+from harness.memory.scrub import KEPT, scrub
 from harness.memory.sparse import LEAST
+from harness.memory.watch import Zone
 
 ROOT = Path(__file__).parent.parent
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -110,26 +116,46 @@ def test_empty_factories_give_shape_and_strides(device: str) -> None:
     assert [a.nbytes for a in watch.allocations] == [12, 12, 12 * 4, 24, 8, 8]
 
 
+class Wrapped(torch.Tensor):
+    """A tensor's subclass: what is made like one of it is none of ours."""
+
+
 def test_what_is_passed_through_is_not_watched() -> None:
+    wrapped = SOURCE.clone().as_subclass(Wrapped)
     with RedZone(ZONE) as watch:
         made = [
             torch.empty(0),
             torch.zeros(3, 0),
+            torch.arange(0),
             torch.empty(3, device="meta"),
+            torch.arange(3, device="meta"),
             torch.zeros(3, layout=torch.sparse_coo),
+            torch.zeros_like(wrapped),
+            torch.zeros_like(input=wrapped),
         ]
         out = torch.ones(2)
         torch.zeros(2, out=out)
         array = torch.ones(3).numpy()
-        alias = torch.as_tensor(array)
+        aliases = [torch.as_tensor(array), torch.as_tensor(data=array)]
         array[0] = 9
-    assert made[2].device.type == "meta"
-    assert alias[0] == 9
+    assert [each.device.type for each in made[3:5]] == ["meta", "meta"]
+    assert made[5].layout == torch.sparse_coo
+    assert [type(each) for each in made[-2:]] == [Wrapped, Wrapped]
+    assert [alias[0] for alias in aliases] == [9, 9]
     assert out.tolist() == [0, 0]
     assert [a.label for a in watch.allocations] == [
         "out = torch.ones(2)",
         "array = torch.ones(3).numpy()",
     ]
+
+
+def test_arguments_may_be_named() -> None:
+    with torch.device("meta"), RedZone(ZONE) as watch:
+        like = torch.ones_like(input=SOURCE)
+    with watch:
+        data = torch.as_tensor(data=[1, 2])
+    assert (like.tolist(), data.tolist()) == ([[1, 1, 1]] * 2, [1, 2]), "as its source, not by default, on the CPU"
+    assert [a.shape for a in watch.allocations] == [(2, 3), (2,)]
 
 
 def test_a_record_names_the_line_that_allocated() -> None:
@@ -144,6 +170,9 @@ def test_a_record_names_the_line_that_allocated() -> None:
     linear = watch.allocation_of(weight)
     assert linear is not None and linear.label == "weight = torch.nn.Linear(4, 2).weight"
     assert watch.allocation_of(SOURCE) is None
+    with torch._C.DisableTorchFunction():
+        behind = torch.as_strided(kv_indices, (1,), (1,), kv_indices.storage_offset() + 15)
+    assert watch.allocation_of(behind) is None, "the first element past it is not its own"
 
 
 def test_a_default_device_is_followed() -> None:
@@ -162,16 +191,18 @@ def test_the_registry_and_the_detector_that_watches_nothing() -> None:
     assert isinstance(watch, NoDetector) and watch.allocations == []
     with pytest.raises(ValueError, match="zone_bytes is 0: must be positive"):
         RedZone(0)
+    assert [RedZone(asked).zone_bytes for asked in (1, 512, 513, 4096)] == [512, 512, 1024, 4096]
+    assert {DETECTORS[name]().zone_bytes for name in DETECTORS} == {64 << 10}
 
 
 # --- red zone and victim gaps: the same faults, seen alike -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("detector", [RedZone, Victim])
+@pytest.mark.parametrize("detector", [RedZone, partial(Victim, chunk_bytes=1 << 16)], ids=["red-zone", "victim"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_one_stray_element(side: str, dtype: torch.dtype, detector: type[Watch], device: str) -> None:
+def test_one_stray_element(side: str, dtype: torch.dtype, detector: Callable[[int], Watch], device: str) -> None:
     item = dtype.itemsize
     with detector(ZONE) as watch:
         payload = torch.zeros(5, dtype=dtype, device=device)
@@ -187,7 +218,7 @@ def test_one_stray_element(side: str, dtype: torch.dtype, detector: type[Watch],
     signed = dtype.is_signed
     as_int = [int.from_bytes(bytes(cell), sys.byteorder, signed=signed) for cell in (old, [1] * item)]
     assert hit.values == ((offset, *as_int),)
-    assert (hit.allocation, hit.detector) == (watch.allocation_of(payload), detector.name)
+    assert (hit.allocation, hit.detector) == (watch.allocation_of(payload), watch.name)
     assert payload.view(torch.uint8).count_nonzero() == 0, "arming again left the payload alone"
 
 
@@ -282,11 +313,59 @@ def test_a_hit_is_json_ready() -> None:
     with RedZone(ZONE) as watch:
         payload = torch.zeros(2, 2, dtype=torch.float16)
         poke(payload, 8, [0, 0])
-    shown = json.loads(json.dumps(only(watch.check()).as_dict()))
-    assert shown["side"] == "after"
-    assert shown["values"] == [{"offset_bytes": 0, "old": 0x6BD2, "new": 0}]
-    assert shown["allocation"]["shape"] == [2, 2]
-    assert shown["allocation"]["dtype"] == "float16"
+    allocation = watch.allocations[0]
+    assert json.loads(json.dumps(only(watch.check()).as_dict())) == {
+        "side": "after", "elements": 1, "first_offset_bytes": 0, "last_offset_bytes": 0, "lower_bound": False,
+        "values": [{"offset_bytes": 0, "old": 0x6BD2, "new": 0}],
+        "allocation": {
+            "label": "payload = torch.zeros(2, 2, dtype=torch.float16)", "site": allocation.site, "shape": [2, 2],
+            "nbytes": 8, "dtype": "float16", "device": "cpu",
+        },
+        "detector": "red-zone",
+    }  # fmt: skip
+
+
+class Asked(Watch):
+    """Says which device it was asked for, and gives nothing."""
+
+    name = "asked"
+
+    def place(self, nbytes: int, itemsize: int, device: torch.device) -> tuple[torch.Tensor, bool]:
+        raise LookupError(str(device))
+
+
+@pytest.mark.parametrize(
+    ("device", "given"), [("cuda", "cuda:3"), ("cuda:1", "cuda:1"), (torch.device("cuda", 0), "cuda:0")], ids=str
+)
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch, device: Any, given: str) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with Asked(), pytest.raises(LookupError, match=f"^{given}$"):
+        torch.zeros(3, device=device)
+
+
+@pytest.mark.parametrize("detector", ["red-zone", "victim", "poison", "guard-page", "none"])
+def test_a_check_waits_for_all_gpus_before_it_looks_and_after(monkeypatch, detector: str) -> None:
+    """Else what a kernel has yet to write, and the error that it ends with, would be seen by nobody."""
+    waited: list[int | str] = []
+
+    def zones(_: Watch) -> list[Zone]:
+        waited.append("looks")
+        return []
+
+    monkeypatch.setattr(DETECTORS[detector], "zones", zones)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    assert DETECTORS[detector](zone_bytes=ZONE).check() == []
+    assert waited == [0, 1, "looks", 0, 1]
+
+
+def test_memory_on_the_cpu_is_watched_while_a_gpu_is_capturing(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with RedZone(ZONE) as watch:
+        made = [torch.ones(3), torch.arange(3)]
+    assert [watch.allocation_of(each) is not None for each in made] == [True, True]
 
 
 @NO_CUDA
@@ -382,6 +461,15 @@ def test_the_next_allocation_is_the_victim(device: str) -> None:
             watch.neighbour(SOURCE)
 
 
+@pytest.mark.parametrize(("asked", "given"), [(511, None), (512, 512), (513, 1024), (4096, 4096)])
+def test_a_chunk_is_512_bytes_or_more(asked: int, given: int | None) -> None:
+    if given:
+        assert Victim(ZONE, chunk_bytes=asked).chunk_bytes == given
+    else:
+        with pytest.raises(ValueError, match=f"chunk_bytes is {asked}: must be at least 512"):
+            Victim(ZONE, chunk_bytes=asked)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("count", [1, 3, 100, 511, 513])
 def test_a_gap_is_the_rest_up_to_512_bytes(count: int, device: str) -> None:
@@ -414,6 +502,84 @@ def test_chunks_end_in_zones_and_a_large_request_gets_its_own(device: str) -> No
         ("after", (5000,), True),
         ("before", (600,), True),
     ]
+
+
+# --- memory in which others were before ------------------------------------------------------------------------------
+
+EMPTIES = {
+    "empty": lambda device: torch.empty(3, 5, device=device),
+    "empty_like of a transpose": lambda device: torch.empty_like(torch.zeros(3, 5, device=device).t()),
+    "empty_strided": lambda device: torch.empty_strided((3, 2), (5, 2), device=device),
+    "new_empty": lambda device: torch.zeros(1, device=device).new_empty((2, 2), dtype=torch.bool),
+    "requires_grad": lambda device: torch.empty(4, requires_grad=True, device=device),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("detector", ["red-zone", "victim"])
+@pytest.mark.parametrize("factory", EMPTIES.values(), ids=EMPTIES.keys())
+def test_what_a_factory_leaves_as_it_is_is_filled_where_others_were(monkeypatch, factory, detector, device) -> None:
+    monkeypatch.setattr(Watch, "fresh", 0xA5)
+    with DETECTORS[detector](zone_bytes=ZONE) as watch:
+        made = factory(device)
+        hits = watch.check()
+    assert set(made.detach().contiguous().view(torch.uint8).flatten().tolist()) == {0xA5} and hits == []
+    with DETECTORS[detector](zone_bytes=ZONE):
+        assert torch.zeros(3, device=device).tolist() == [0, 0, 0] and torch.tensor([7], device=device).tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("allocated", "sizes", "done"),
+    [
+        pytest.param((0, 512), (100,), ("wait", "free"), id="still in use"),
+        pytest.param((0, 0), (), ("wait", "free", "wait"), id="nothing kept"),
+        pytest.param((0, 0), (100, KEPT - 100), ("wait", "free", "fill", "fill", "wait"), id="as much as may stay"),
+        pytest.param((0, 0), (KEPT, 1), ("wait", "free", "fill", "fill", "wait", "empty"), id="more than may stay"),
+    ],
+)
+def test_scrub_fills_all_that_an_allocator_keeps_or_nothing(monkeypatch, allocated, sizes, done) -> None:
+    """A GPU's allocator is played here; in test_resident.py it is a real one."""
+    steps: list[str] = []
+    filled: list[tuple[int, int, str, int]] = []
+
+    class Kept:
+        def __init__(self, whole: Any, device: torch.device) -> None:
+            told = whole.__cuda_array_interface__
+            self._what = (told["data"][0], *told["shape"], str(device))
+
+        def fill_(self, byte: int) -> None:
+            steps.append("fill")
+            filled.append((*self._what, byte))
+
+    segments = [{"address": 4096 * at, "total_size": size, "device": at} for at, size in enumerate(sizes)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: steps.append("wait"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: steps.append("free"), raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(allocated))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: steps.append("empty"))
+    monkeypatch.setattr(torch, "as_tensor", Kept)
+    assert scrub(0xA5) == sum(allocated)
+    assert tuple(steps) == done
+    assert filled == [(4096 * at, size, f"cuda:{at}", 0xA5) for at, size in enumerate(sizes) if "fill" in done]
+
+
+def test_what_a_capture_allocates_is_filled_and_not_watched(monkeypatch) -> None:
+    monkeypatch.setattr(Watch, "fresh", 0xA5)
+    monkeypatch.setattr("harness.memory.watch._capturing", lambda device: True)
+    with RedZone(ZONE) as watch:
+        empty, ones, three = torch.empty(3, dtype=torch.uint8), torch.ones(3), torch.arange(3)
+        nothing, sparse = torch.empty(0), torch.empty(3, layout=torch.sparse_coo)
+    assert empty.tolist() == [0xA5] * 3 and ones.tolist() == [1] * 3 and three.tolist() == [0, 1, 2]
+    assert nothing.numel() == 0 and sparse.layout == torch.sparse_coo
+    assert watch.allocations == []
+
+
+def test_without_a_context_there_is_nothing_to_scrub(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.delattr(torch.cuda, "synchronize")
+    assert scrub(0xA5) == 0
 
 
 # --- guard page ------------------------------------------------------------------------------------------------------
@@ -507,8 +673,9 @@ def test_alignment_can_be_bought_with_slack() -> None:
         payload = torch.zeros(5, dtype=torch.int32)
     assert payload.data_ptr() % 16 == 0
     assert (payload.data_ptr() + payload.nbytes) % 4096 == 4096 - 12
-    with pytest.raises(ValueError, match="align is 12: must be a power of two"):
-        GuardPage(align=12)
+    for wrong in (12, 0, -1):
+        with pytest.raises(ValueError, match=f"align is {wrong}: must be a power of two"):
+            GuardPage(align=wrong)
 
 
 def test_a_sparse_12_gb_buffer_costs_only_what_is_touched() -> None:
@@ -602,31 +769,58 @@ def mapped(address: int) -> bool:
     return libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(4096), vector) == 0
 
 
+def test_a_guard_is_as_large_as_a_zone_at_least() -> None:
+    watch = GuardPage(1 << 20, front_bytes=4096, back_bytes=1 << 21)
+    assert (watch.front_bytes, watch.back_bytes) == (1 << 20, 1 << 21)
+    assert (GuardPage().front_bytes, GuardPage().back_bytes) == (16 << 30, 16 << 30)
+
+
+def test_no_address_space_for_a_guard_is_one_clear_line() -> None:
+    with (
+        GuardPage(front_bytes=1 << 50),
+        pytest.raises(MemoryError, match=r"^guard page: no \d+ bytes of address space"),
+    ):
+        torch.zeros(3)
+
+
+def test_a_payload_that_cannot_be_mapped_gives_its_guards_back(monkeypatch) -> None:
+    libc, freed = guard_page._libc(), []
+
+    def munmap(base: int, total: int) -> int:
+        freed.append(total)
+        return libc.munmap(base, total)
+
+    played = SimpleNamespace(mmap=libc.mmap, mprotect=lambda *_: -1, munmap=munmap)
+    monkeypatch.setattr(guard_page, "_libc", lambda: played)
+    refused = pytest.raises(MemoryError, match="^guard page: cannot map 4096 payload bytes")
+    with GuardPage(4096, front_bytes=8192, back_bytes=4096) as watch, refused:
+        torch.zeros(3)
+    assert freed == [8192 + 4096 + 4096] and watch.allocations == []
+
+
+@pytest.mark.parametrize(
+    ("spans", "mapped"),
+    [
+        pytest.param(None, [(0, 112)], id="all of it"),
+        pytest.param([], [(0, 16)], id="its first byte alone"),
+        pytest.param([(11, 12)], [(0, 16)], id="up to the end of a page"),
+        pytest.param([(11, 13)], [(0, 32)], id="over it"),
+        pytest.param([(12, 13)], [(0, 32)], id="the next page"),
+        pytest.param([(28, 44)], [(0, 16), (32, 48)], id="a page of the middle"),
+        pytest.param([(27, 45)], [(0, 64)], id="a byte more at both ends"),
+        pytest.param([(99, 100), (40, 41)], [(0, 16), (32, 48), (96, 112)], id="in any order"),
+        pytest.param([(30, 70), (34, 35), (60, 62)], [(0, 16), (32, 80)], id="within another"),
+    ],
+)
+def test_what_is_touched_is_mapped_in_whole_pages_and_nothing_else_is(spans, mapped) -> None:
+    """A payload of 100 bytes, 4 bytes into the first of its pages of 16."""
+    watch = GuardPage()
+    if spans is not None:
+        watch.sparse[100] = tuple(spans)
+    assert watch._touched(100, 4, 16) == mapped
+
+
 def test_cuda_without_its_bindings_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(ImportError, match="^the guard page on CUDA needs cuda.bindings: pip install cuda-bindings$"):
         GuardPage().place(4, 4, torch.device("cuda", 0))
-
-
-# --- memory in which others were before ------------------------------------------------------------------------------
-
-EMPTIES = {
-    "empty": lambda device: torch.empty(3, 5, device=device),
-    "empty_like of a transpose": lambda device: torch.empty_like(torch.zeros(3, 5, device=device).t()),
-    "empty_strided": lambda device: torch.empty_strided((3, 2), (5, 2), device=device),
-    "new_empty": lambda device: torch.zeros(1, device=device).new_empty((2, 2), dtype=torch.bool),
-    "requires_grad": lambda device: torch.empty(4, requires_grad=True, device=device),
-}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("detector", ["red-zone", "victim"])
-@pytest.mark.parametrize("factory", EMPTIES.values(), ids=EMPTIES.keys())
-def test_what_a_factory_leaves_as_it_is_is_filled_where_others_were(monkeypatch, factory, detector, device) -> None:
-    monkeypatch.setattr(Watch, "fresh", 0xA5)
-    with DETECTORS[detector](zone_bytes=ZONE) as watch:
-        made = factory(device)
-        hits = watch.check()
-    assert set(made.detach().contiguous().view(torch.uint8).flatten().tolist()) == {0xA5} and hits == []
-    with DETECTORS[detector](zone_bytes=ZONE):
-        assert torch.zeros(3, device=device).tolist() == [0, 0, 0] and torch.tensor([7], device=device).tolist() == [7]

@@ -58,6 +58,10 @@ LOGS = [
         [("collected", {"cases": 2, "shard": None, "left_out": "2 of 4"}), *results("a"), ("ended", 0)],
         ["the run was cut short: 1 of 2 cases did not run, or are not in its log", "2 of 4"],
     ),
+    (
+        [("collected", {"cases": 1}), *results("a"), ("ended", 0), ("collected", {"cases": 2}), *results("b")],
+        ["the run was cut short: its cases ran, but it did not come to its end"],  # gone on from, and killed
+    ),
     ([COUNTED, *results("a", "b")], ["the run was cut short: 1 of 3 cases did not run, or are not in its log"]),
     (
         [COUNTED, *results("a", "b"), ("ended", 2)],

@@ -250,6 +250,53 @@ def test_a_missing_package_is_one_line_that_names_it(folder, monkeypatch, packag
     assert "\n" not in str(caught.value)
 
 
+class Played:
+    """A fork server's process that is gone once it is waited for."""
+
+    def poll(self):
+        return None
+
+    def wait(self, timeout=None):
+        return 0
+
+    def kill(self):
+        pass
+
+
+SPOILT = {"spoilt": "importing it leaves CUDA unusable"}
+
+
+@pytest.mark.parametrize(
+    ("hellos", "error", "note"),
+    [
+        pytest.param([{"ready": True}], None, "", id="ready"),
+        pytest.param([SPOILT, {"ready": True}], None, "unfix: importing it leaves CUDA unusable; each leg", id="slow"),
+        pytest.param([SPOILT, SPOILT], "does not import: importing it leaves CUDA", "unfix: importing", id="all"),
+        pytest.param([{"error": "no libfoo.so"}], "does not import: no libfoo.so", "", id="broken"),
+        pytest.param([None], "fork server did not start", "", id="died"),
+    ],
+)
+def test_a_server_s_first_words(monkeypatch, capfd, hellos, error, note):
+    asked = []
+
+    def start(preload, env):
+        asked.append("a_slow_package" in preload)
+        ours, theirs = wire.pair()
+        if hello := hellos[len(asked) - 1]:
+            wire.send(theirs, hello)
+        theirs.close()
+        return Played(), ours
+
+    monkeypatch.setattr("harness.zygote.fork", lambda preload, env: None)
+    monkeypatch.setattr("harness.launch.start", start)
+    raises = pytest.raises(InfraError, match=error) if error else contextlib.nullcontext()
+    with Sandbox("cpu", preload=("a_slow_package",)) as sandbox, raises:
+        sandbox._start()
+    assert asked == [True, False][: len(hellos)]
+    said = capfd.readouterr().err
+    assert said.startswith(note) and bool(said) == bool(note)
+
+
 CLIENT = """
 import sys, threading, time
 from harness.sandbox import Request, Sandbox
@@ -425,6 +472,19 @@ class TestLeaving:
         run("leaves_how", {"signal": signal.SIGKILL})
         sandbox.settle()
 
+    @pytest.mark.parametrize("settled", [True, False])
+    def test_a_server_lost_before_it_could_say_is_told(self, folder, settled):
+        with Sandbox("cpu") as sandbox:
+            request = Request("unfix_test_legs:clean", {"numbers": []}, path=[str(folder)])
+            server = sandbox.run(request).report["facts"]["server"]
+            if settled:
+                sandbox.settle()
+            os.kill(server, signal.SIGKILL)
+            assert is_gone(server)
+            with contextlib.nullcontext() if settled else pytest.raises(InfraError, match="was lost after a leg"):
+                sandbox.settle()
+            sandbox.settle()  # told once
+
     def test_it_ends_with_the_client(self, folder, tmp_path):
         with Sandbox("cpu") as sandbox:
             request = Request("unfix_test_legs:leaves_how", {"until": str(tmp_path / "never")}, path=[str(folder)])
@@ -451,6 +511,8 @@ def test_what_an_import_printed_is_said_once_and_not_by_legs(folder, monkeypatch
 
 
 def test_a_report_says_where_the_time_went(run):
+    started = time.monotonic()
+    assert 0 < run("nothing").seconds < time.monotonic() - started + 0.001, "rounded"
     assert list(run("nothing").report["seconds"]) == ["import", "run", "check"]
     assert list(run("no_such_entry").report["seconds"]) == ["run", "check"]
 

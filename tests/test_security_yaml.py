@@ -58,6 +58,7 @@ FILES = {
     "BOM within": ("pr: 1\nt: a\ufeff1\n", r"2: the character '\\ufeff' can't be seen"),
     "escape": ('pr: 1\ntitle: "\\e[31m"\n', r"2: the character '\\x1b' can't be seen"),
     "direction": ("title: a\u202eb\n", r"1: the character '\\u202e' can't be seen"),
+    "direction in a comment": ("pr: 1  # a\u202eb\n", r"1: the character '\\u202e' can't be seen"),
     "direction of a key": ("\u202ea: 1\n", r"1: the character '\\u202e' can't be seen"),
     "half a character": ('title: "\\ud800"\n', "1: not YAML: found invalid Unicode"),
     "nested groups": (guard("(" * 30_000 + ")" * 30_000), "6: .*guard: not a regular expression: maximum recursion"),

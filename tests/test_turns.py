@@ -178,6 +178,15 @@ def test_rows_of_gigabytes_are_hardly_any_memory_and_take_no_turns(case):
     assert case.detector == "guard-page" and case.device_bytes < 64 << 20
 
 
+@pytest.mark.parametrize(("max_context_len", "folded"), [(2**16, False), (2**17 - 1, False), (2**17, True)])
+def test_only_rows_beyond_int32_are_folded(max_context_len, folded):
+    """With kv_indptr intact, values are compared: they must be there."""
+    sizes = {"backend": "aiter", "path": "eager", "topk": 512, "num_steps": 1, "page_size": 1, "max_bs": 32}
+    lens = [max_context_len - 1] * 32
+    shape = draft.Shape(**sizes, max_context_len=max_context_len, seq_lens=lens)
+    assert shape.is_folded is folded and (shape.used >= 2**31) is folded
+
+
 @pytest.mark.parametrize("case", **named(test_own.wide_rows("cuda")))
 def test_wide_rows_that_are_all_memory_are_counted_and_take_turns(case):
     shape = draft.Shape(**case.params)

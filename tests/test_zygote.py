@@ -62,6 +62,7 @@ def test_servers_are_forks_of_it_each_with_its_own_environment(leg, monkeypatch)
     (first, zygote_of_first), (second, zygote_of_second) = seen
     assert first != second and zygote_of_first == zygote_of_second != os.getpid()
     assert b"harness.forkserver" in command(zygote_of_first)
+    assert os.getsid(zygote_of_first) == zygote_of_first  # a terminal that stops this process doesn't stop its servers
 
 
 def test_a_server_is_gone_when_its_sandbox_closed(leg):

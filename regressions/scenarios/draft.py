@@ -100,8 +100,8 @@ class Shape:
 
     @property
     def is_folded(self) -> bool:
-        """Used to their end, rows are gigabytes in any case: kv_indptr is looked at then, and not their values."""
-        return sum(stop - start for start, stop in self.touched) >= HUGE_BYTES
+        """Rows used beyond what int32 counts: kv_indptr wraps, and no value is looked at after that."""
+        return self.used >= INT32_LIMIT
 
     def buffer_bytes(self, detector: str) -> int:
         """On a GPU: a row a step, the request table as far as the batch reaches, and a KV cache of its slots."""
