@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal as signals
 import subprocess
 import sys
 from pathlib import Path
@@ -210,8 +211,16 @@ exit(1 - boxes.c())
 """
 
 
+@pytest.fixture
+def heeded():
+    """Under nohup a hang-up is ignored, and by all that is started, too."""
+    before = signals.signal(signals.SIGHUP, signals.SIG_DFL)
+    yield
+    signals.signal(signals.SIGHUP, before)
+
+
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_an_interrupted_search_is_gone_on_with_by_the_same_line(work, signal):
+def test_an_interrupted_search_is_gone_on_with_by_the_same_line(work, heeded, signal):
     Path("ask.py").write_text(INTERRUPTS.format(at=9, signal=signal))
     search = [sys.executable, "-m", "harness.cli", "bisect", "--fixes", "7:b,7:c,7:d", "--", sys.executable, "ask.py"]
     cut = subprocess.run(search, capture_output=True, text=True, check=False)
