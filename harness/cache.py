@@ -29,7 +29,7 @@ def cache_dir() -> Path:
         raise InfraError(f"can't make the cache {cache}: {error.strerror}; set UNFIX_CACHE to a directory") from None
     if others := {status.st_uid, link.st_uid} - {os.getuid()}:  # whoever owns a link can have it lead elsewhere
         raise InfraError(f"the cache {cache} belongs to user {others.pop()}, not to you: set UNFIX_CACHE to your own")
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not trust.private(status)):
+    if trust.others_write(status):
         raise InfraError(f"others may write to the cache {cache}: chmod go-w it, or set UNFIX_CACHE to another")
     for above in cache.resolve().parents:
         mode = above.stat().st_mode

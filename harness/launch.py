@@ -30,9 +30,8 @@ def preload(device: str, path: Sequence[str] = ()) -> list[str]:
 def environment(device: str, path: Sequence[str] = ()) -> dict[str, str]:
     """What a server has, and every leg that is forked from it. ``path``: in front of the import path."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-    env["PYTHONPATH"] = os.pathsep.join([*path, str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]).rstrip(
-        os.pathsep
-    )
+    first = [*path, str(Path(__file__).parents[1])]
+    env["PYTHONPATH"] = os.pathsep.join([*first, env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"  # read when triton is imported: it belongs to the server, not to a leg
         env["CUDA_VISIBLE_DEVICES"] = ""

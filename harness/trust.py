@@ -66,12 +66,17 @@ def _why(status: os.stat_result) -> str:
     """Why somebody else decides what is in a file, "" where nobody does."""
     if status.st_uid not in (os.getuid(), 0):
         return f"belongs to user {status.st_uid}, not to you"
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not private(status)):
+    if others_write(status):
         return "may be written to by others"
     return ""
 
 
-def private(status: os.stat_result) -> bool:
+def others_write(status: os.stat_result) -> bool:
+    """Whether anybody but its owner may write to it."""
+    return bool(status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _private(status)))
+
+
+def _private(status: os.stat_result) -> bool:
     """Whether its group is its owner's own, of the same name: where that is usual, files are writable by it."""
     try:
         return grp.getgrgid(status.st_gid).gr_name == pwd.getpwuid(status.st_uid).pw_name
