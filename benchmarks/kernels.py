@@ -1,7 +1,8 @@
 """Our two kernels beside SGLang's own and a plain fill or copy: `python benchmarks/kernels.py [--seconds N]`.
 
     draft kv_indices   1 MB to 537 MB written, for requests of one length ("even") and of many ("uneven"); theirs with
-                       its best block count; the plain operation is the faster of fill_ and zero_
+                       its best block count; the plain operation is the faster of fill_ and zero_; "cached" is ours
+                       with all requests in one row of the table: what it takes without reading from memory
     store_cache        1 to 65536 rows of 2 KiB, K and V, to random slots; "no assert" is ours without its slot assert;
                        the plain operation is copy_ of the same bytes
 
@@ -62,6 +63,7 @@ class Drafts:
         self.table = make_req_to_token(config)
         rows = list(range(self.num_seqs))[::-1]
         self.batch = DraftBatch.of(seq_lens, topk, req_pool_indices=rows, device="cuda")
+        self.one_row = torch.zeros_like(self.batch.req_pool_indices)
         lists = reference.kv_indices(rows, self.table, seq_lens, topk=topk, num_steps=num_steps, page_size=1)
         self.lists = [one.to("cuda", torch.int32) for one in lists]
         self.starts = reference.kv_indptr(seq_lens, topk=topk, num_steps=num_steps).to("cuda", torch.int32)
@@ -70,7 +72,13 @@ class Drafts:
         self.plain = torch.cat(self.lists)
 
     def ours(self) -> None:
-        inputs = self.batch.req_pool_indices, self.table, self.batch.seq_lens
+        self._fill(self.batch.req_pool_indices)
+
+    def cached(self) -> None:
+        self._fill(self.one_row)
+
+    def _fill(self, rows: torch.Tensor) -> None:
+        inputs = rows, self.table, self.batch.seq_lens
         fill_draft_kv_indices(*inputs, self.kv_indices, self.kv_indptr, topk=self.topk, page_size=1)
 
     def theirs(self, blocks: int) -> Callable[[], None]:
@@ -135,8 +143,8 @@ def measure_draft(name: str, draft: Drafts, sglang: bool) -> dict[str, Any]:
     draft.check("ours", draft.ours)
     draft.check("our graph", captured(draft.ours).replay)
     row: dict[str, Any] = {"size": name, "bytes": 4 * len(draft.plain)}
-    calls: Calls = {"ours": draft.ours, "again": draft.ours, "zero_": draft.plain.zero_}
-    calls["fill_"] = lambda: draft.plain.fill_(7)
+    calls: Calls = {"ours": draft.ours, "again": draft.ours, "cached": draft.cached}
+    calls |= {"zero_": draft.plain.zero_, "fill_": lambda: draft.plain.fill_(7)}
     if sglang:
         tried: Calls = {str(blocks): draft.theirs(blocks) for blocks in BLOCKS}
         for blocks, call in tried.items():

@@ -29,6 +29,8 @@ from eagle_kv.sizing import (
 )
 from packaging.version import Version
 
+from regressions.scenarios import draft_memory
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPE = torch.float32 if INTERPRETED else torch.float16
@@ -49,6 +51,7 @@ SHAPES = [
     pytest.param(2, 2, 1, [1030, 1], id="longer-than-a-tile"),
     pytest.param(4, 3, 1, [0, 1, 2, 3, 4], id="shorter-than-16-bytes"),
     pytest.param(5, 9, 1, [2049], id="many-steps"),
+    pytest.param(8, 7, 1, [602], id="edges-as-wide-as-they-get"),
 ]
 
 
@@ -337,6 +340,31 @@ def test_backend_metadata_equals_the_reference(name, topk, num_steps, page_size,
         assert torch.equal(backend.kv_indices[-1, : len(lists[-1])].cpu().long(), lists[-1])
 
 
+HUGE = {"topk": 2, "num_steps": 5, "page_size": 1, "max_bs": 2, "max_context_len": 150_000_000, "seq_lens": [100, 100]}
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "mib"),
+    [("flashinfer", 2**27, 2), ("flashinfer_mla", 2**27, 32), ("aiter", 2**27, 128), ("flashinfer", 9, 128)],
+)
+def test_rows_of_gigabytes_are_all_that_takes_memory(name, context, mib):
+    params = {**HUGE, "backend": name, "path": "eager", "max_context_len": context}
+    assert config_of(2, 2, **draft_memory.config(params)).workspace_bytes == mib << 20
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA device")
+@pytest.mark.parametrize("path", ["eager", "cuda_graph"])
+@pytest.mark.parametrize("name", ["flashinfer", "flashinfer_mla"])
+def test_a_workspace_for_rows_of_gigabytes_is_enough(name, path):
+    from harness.leg import run
+
+    pytest.importorskip("flashinfer")
+    params = {**HUGE, "backend": name, "path": path, "seq_lens": [100, 3000]}
+    request = {"entry": "regressions.scenarios.draft_eagle_kv:run", "params": params, "device": "cuda", "targets": []}
+    report = run({**request, "detector": "guard-page", "zone_bytes": 4096})
+    assert (report["raised"], report["wrong"], report["facts"]["attended_steps"]) == (None, None, 4)
+
+
 @pytest.mark.parametrize("name", list(BACKENDS))
 @pytest.mark.parametrize("mode", ["eager", "replay"])
 def test_backend_refuses_a_batch_that_its_row_cannot_hold_before_it_writes(name, mode):
@@ -431,6 +459,8 @@ def test_backends_say_what_is_wrong_with_a_call():
         config_of(1, 1, num_qo_heads=3, num_kv_heads=2)
     with pytest.raises(ValueError, match="topk must be at least 1, got 0"):
         config_of(0, 1)
+    with pytest.raises(ValueError, match="workspace_bytes must be at least 1, got 0"):
+        config_of(1, 1, workspace_bytes=0)
     with pytest.raises(ValueError, match="2 seq_lens but 1 req_pool_indices"):
         DraftBatch.of([1, 2], 1, req_pool_indices=[0])
 

@@ -11,7 +11,8 @@ class DraftConfig:
     """Fixed facts of one draft worker. Lengths are in tokens.
 
     `max_bs` is the request pool's size, the most requests that a batch may hold. MLA reads `num_qo_heads`,
-    `head_dim` (a head's size before absorption), `head_dim_ckv` and `head_dim_kpe`.
+    `head_dim` (a head's size before absorption), `head_dim_ckv` and `head_dim_kpe`. `workspace_bytes` are FlashInfer's
+    on CUDA, for parts of results: 128 MiB is what it recommends, and it refuses a plan for which they are too few.
     """
 
     topk: int
@@ -24,11 +25,21 @@ class DraftConfig:
     head_dim: int = 64
     head_dim_ckv: int = 512
     head_dim_kpe: int = 64
+    workspace_bytes: int = 128 << 20
     dtype: torch.dtype = torch.float16
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("topk", "num_steps", "max_bs", "max_context_len", "page_size", "num_qo_heads", "num_kv_heads"):
+        for name in (
+            "topk",
+            "num_steps",
+            "max_bs",
+            "max_context_len",
+            "page_size",
+            "num_qo_heads",
+            "num_kv_heads",
+            "workspace_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"DraftConfig.{name} must be at least 1, got {getattr(self, name)}")
         if self.num_qo_heads % self.num_kv_heads:

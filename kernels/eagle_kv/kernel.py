@@ -1,25 +1,24 @@
 """The kernel that lists, for every draft step, the KV slots that every branch reads.
 
 Layout as SGLang's `generate_draft_decode_kv_indices` (srt/speculative, 0.5.13); written anew. Every prefix is written
-num_steps * topk times, so speed is that of the writes: they are 16 bytes each, a program reads a tile of a prefix once
-and writes it to the lists of all branches, and programs that run at the same time write to the same lists.
+num_steps * topk times, so speed is that of the writes: 16 bytes a thread, in whole sectors of memory, and programs that
+run at the same time write to the same lists. A program reads a tile of a prefix once a branch, as each list is aligned
+in its own way; all but the first of these reads are answered by a cache.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-TILE = 1024  # elements
-PROGRAMS = (
-    16384  # a launch's, about: enough that a program seldom has a second tile, which would lie far from its first
-)
-EDGE = 3  # elements of a list before its first 16 aligned bytes, and behind its last, at most
+TILE = 512  # elements; one store of 16 bytes a thread
+PROGRAMS = 32768  # a launch's, about: for a program to have one tile, where not most of them would have none
+EDGE = 7 + 3  # elements of a list before its first whole sector, and behind its last 16 bytes, at most
 
 
 @triton.jit
 def _aligned(element):
-    """The next element that is 16 bytes, or a multiple of them, from the start of the buffer."""
-    return (element + 3) // 4 * 4
+    """The next element that is 32 bytes, a sector, or a multiple of them from the start of the buffer."""
+    return (element + 7) // 8 * 8
 
 
 @triton.jit
@@ -52,55 +51,50 @@ def generate_draft_decode_kv_indices(
     num_steps = tl.num_programs(1)
     num_seqs = tl.num_programs(2)
 
+    # The first of two reads from memory that wait for each other: all that the second one needs, at once.
+    slots = req_to_token + tl.load(req_pool_indices + seq).to(tl.int64) * pool_stride
+    seq_len = tl.load(seq_lens + seq)
     n = step + 1
     kv_indptr += step * indptr_stride
     step = step.to(tl.int64)  # rows are far apart: step * row_stride passes 2**31 in buffers whose rows do not
     row = step * row_stride
 
-    seq_ids = tl.arange(0, seqs_upper)
-    before = tl.sum(tl.load(seq_lens + seq_ids, mask=seq_ids < seq, other=0))
-    seq_len = tl.load(seq_lens + seq)
-    list_len = seq_len + n
-    lists = before * topk + seq * n * topk
-    slots = req_to_token + tl.load(req_pool_indices + seq).to(tl.int64) * pool_stride
+    if block * tile < tl.maximum(seq_len, 1):
+        seq_ids = tl.arange(0, seqs_upper)
+        before = tl.sum(tl.load(seq_lens + seq_ids, mask=seq_ids < seq, other=0))
+        list_len = seq_len + n
+        lists = before * topk + seq * n * topk
 
-    offs = tl.arange(0, tile)
-    for at in range(block * tile, seq_len, num_blocks * tile):
-        # Where a list starts decides which of these is what its aligned tile holds.
-        left = seq_len - at
-        tile0 = tl.load(slots + at + offs, mask=offs < left)
-        tile1 = tl.load(slots + at + 1 + offs, mask=offs < left - 1)
-        tile2 = tl.load(slots + at + 2 + offs, mask=offs < left - 2)
-        tile3 = tl.load(slots + at + 3 + offs, mask=offs < left - 3)
-        for branch in range(topk):
-            first = row + lists + branch * list_len
-            aligned = _aligned(first)
-            skipped = aligned - first
-            low = tl.where(skipped == 0, tile0, tile1)
-            high = tl.where(skipped == 2, tile2, tile3)
-            mask = offs < tl.minimum(left - skipped, tile) // 4 * 4
-            tl.store(kv_indices + aligned + at + offs, tl.where(skipped < 2, low, high), mask=mask)
+        offs = tl.arange(0, tile)
+        for at in range(block * tile, seq_len, num_blocks * tile):
+            left = tl.minimum(seq_len - at, 2 * tile).to(tl.int32)  # of the prefix; beyond a tile, how many is the same
+            for branch in tl.range(0, topk, loop_unroll_factor=4):
+                first = row + lists + branch * list_len
+                aligned = _aligned(first)
+                skipped = (aligned - first).to(tl.int32)
+                mask = offs < (left - skipped) // 4 * 4
+                tl.store(kv_indices + aligned + at + offs, tl.load(slots + at + skipped + offs, mask=mask), mask=mask)
 
-    if block == 0:
-        if page_size == 1 or topk == 1:
-            pitch = num_steps.to(tl.int64)
-        else:
-            # Branches must not share a page: each starts on its own, at the prefix's offset in a page.
-            pitch = (seq_len % page_size + num_steps + page_size - 1) // page_size * page_size
-        branch = tl.arange(0, topk_upper)
-        first = lists + branch * list_len
-        tl.store(kv_indptr + seq * topk + branch, first, mask=branch < topk)
-        if seq == num_seqs - 1:
-            tl.store(kv_indptr + num_seqs * topk, lists + topk * list_len)
+        if block == 0:
+            if page_size == 1 or topk == 1:
+                pitch = num_steps.to(tl.int64)
+            else:
+                # Branches must not share a page: each starts on its own, at the prefix's offset in a page.
+                pitch = (seq_len % page_size + num_steps + page_size - 1) // page_size * page_size
+            branch = tl.arange(0, topk_upper)
+            first = lists + branch * list_len
+            tl.store(kv_indptr + seq * topk + branch, first, mask=branch < topk)
+            if seq == num_seqs - 1:
+                tl.store(kv_indptr + num_seqs * topk, lists + topk * list_len)
 
-        first = (row + first)[:, None]
-        skipped = tl.minimum(_aligned(first) - first, seq_len)
-        behind = skipped + (seq_len - skipped) // 4 * 4
-        end = tl.arange(0, ends_upper)[None, :]
-        place = tl.where(end < skipped, end, behind + end - skipped)
-        mask = (place < list_len) & (branch < topk)[:, None]
-        position = tl.where(place < seq_len, place, place + (branch * pitch)[:, None])
-        tl.store(kv_indices + first + place, tl.load(slots + position, mask=mask), mask=mask)
+            first = (row + first)[:, None]
+            skipped = tl.minimum(_aligned(first) - first, seq_len)
+            behind = skipped + (seq_len - skipped) // 4 * 4
+            end = tl.arange(0, ends_upper)[None, :]
+            place = tl.where(end < skipped, end, behind + end - skipped)
+            mask = (place < list_len) & (branch < topk)[:, None]
+            position = tl.where(place < seq_len, place, place + (branch * pitch)[:, None])
+            tl.store(kv_indices + first + place, tl.load(slots + position, mask=mask), mask=mask)
 
 
 def fill_draft_kv_indices(
@@ -140,6 +134,6 @@ def fill_draft_kv_indices(
         page_size=page_size,
         seqs_upper=triton.next_power_of_2(num_seqs),
         topk_upper=triton.next_power_of_2(topk),
-        ends_upper=triton.next_power_of_2(num_steps + 2 * EDGE),
+        ends_upper=triton.next_power_of_2(num_steps + EDGE),
         tile=TILE,
     )

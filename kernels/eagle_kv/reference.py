@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+# elements of K or V that attention gathers at a time: on a GPU each operation costs a launch, on a CPU cache misses
+GATHERED = {"cuda": 1 << 23, "cpu": 1 << 16}
+
 
 def draft_positions(seq_len: int, topk: int, num_steps: int, page_size: int) -> torch.Tensor:
     """Positions (topk, num_steps) int64 of a request's draft tokens in its `req_to_token` row.
@@ -61,13 +64,19 @@ def paged_decode_attention(
     """
     out = torch.zeros_like(q)
     grouped = q.reshape(q.shape[0], k_buffer.shape[1], -1, q.shape[2]).float()  # the query heads of each KV head
-    bounds = kv_indptr.tolist()
-    for branch in range(q.shape[0]):
-        slots = kv_indices[bounds[branch] : bounds[branch + 1]].long()
-        if slots.numel():
-            scores = torch.einsum("gid,ngd->gin", grouped[branch], k_buffer[slots].float()) * sm_scale
-            attended = torch.einsum("gin,ngd->gid", scores.softmax(-1), v_buffer[slots].float())
-            out[branch] = attended.reshape(q.shape[1:]).to(q.dtype)
+    bounds = kv_indptr.to(kv_indices.device, torch.int64).clamp(max=len(kv_indices))
+    starts, stops = bounds[:-1, None], bounds[1:, None]
+    lengths = (stops - starts).clamp(min=0).flatten().tolist()
+    at_once = max(1, GATHERED[q.device.type] // max(1, max(lengths, default=0) * k_buffer[0].numel()))
+    for branches in (slice(first, first + at_once) for first in range(0, q.shape[0], at_once)):
+        at = starts[branches] + torch.arange(max(lengths[branches]), device=kv_indices.device)
+        if at.numel():
+            beyond = (at >= stops[branches])[:, None, None]  # of a shorter list: it repeats its last slot
+            slots = kv_indices[at.minimum(stops[branches] - 1).clamp(min=0)].long()
+            scores = torch.einsum("bgid,bngd->bgin", grouped[branches], k_buffer[slots].float()) * sm_scale
+            weights = scores.masked_fill(beyond, -torch.inf).softmax(-1).masked_fill(beyond, 0)
+            attended = torch.einsum("bgin,bngd->bgid", weights, v_buffer[slots].float())
+            out[branches] = attended.reshape(-1, *q.shape[1:]).to(q.dtype)
     return out
 
 

@@ -27,7 +27,8 @@ def store_cache(
 
     k, v: (rows, row_elems), any dtype whose row is a multiple of 4 bytes; rows may be strided, a row's elements not.
     k_cache, v_cache: (slots, row_elems) of the same dtype and device, rows may be strided.
-    indices: (rows,) int32 or int64, may be strided. Of rows that share a slot one wins, unspecified which.
+    indices: (rows,) int32 or int64, may be strided. Of rows that share a slot, each element is one of theirs, and it is
+    unspecified whose: on CUDA they are written side by side.
     size_limit: slots that may be written, ``0 <= slot < size_limit``; 0 means all rows of the cache.
 
     A slot out of bounds fails an assert in the kernel, whose text names ``size_limit``: on a CPU it aborts the process,

@@ -10,7 +10,7 @@ from ..sizing import draft_kv_indices_buffer_width
 from .base import MultiStepDraftBackend
 from .wrappers import StepWrappers
 
-WORKSPACE_BYTES = 128 * 1024 * 1024
+INT_WORKSPACE_BYTES = 8 << 20  # what a wrapper takes for its plan, whatever that needs
 
 
 class FlashInferMultiStepDraftBackend(MultiStepDraftBackend):
@@ -25,7 +25,7 @@ class FlashInferMultiStepDraftBackend(MultiStepDraftBackend):
         self.wrappers: list[Any] = []
         self._step_wrappers = StepWrappers(self.num_steps - 1, self._wrapper, self._graph_buffers)
         if self.device.type == "cuda":
-            self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+            self.workspace = torch.zeros(config.workspace_bytes, dtype=torch.uint8, device=self.device)
             self.last_page_len = torch.ones(config.max_bs * self.topk, dtype=torch.int32, device=self.device)
 
     def init_cuda_graph_state(self, max_bs: int) -> None:
@@ -71,9 +71,13 @@ class FlashInferMultiStepDraftBackend(MultiStepDraftBackend):
 
         # FlashInfer's CUDA-core kernel is built for few group sizes; above 4 its tensor-core kernel is faster too.
         tensor_cores = self.config.num_qo_heads // self.config.num_kv_heads >= 4
-        return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_tensor_cores=tensor_cores, **buffers
         )
+        if (nbytes := self.config.workspace_bytes) < INT_WORKSPACE_BYTES:
+            plan = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            wrapper.reset_workspace_buffer(self.workspace, plan)
+        return wrapper
 
     def _graph_buffers(self, step: int, num_branches: int) -> dict[str, torch.Tensor]:
         assert self.cuda_graph_kv_indices is not None

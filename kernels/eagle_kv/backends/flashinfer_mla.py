@@ -10,8 +10,6 @@ from ..sizing import draft_kv_indices_buffer_width
 from .base import MultiStepDraftBackend
 from .wrappers import StepWrappers
 
-WORKSPACE_BYTES = 128 * 1024 * 1024
-
 
 class FlashInferMLAMultiStepDraftBackend(MultiStepDraftBackend):
     """Absorbed MLA. Upstream's constructor refuses topk > 1; this one takes it, so that its sizing can be tried.
@@ -27,7 +25,7 @@ class FlashInferMLAMultiStepDraftBackend(MultiStepDraftBackend):
         self.wrappers: list[Any] = []
         self._step_wrappers = StepWrappers(self.num_steps - 1, self._wrapper, self._graph_buffers)
         if self.device.type == "cuda":
-            self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+            self.workspace = torch.zeros(config.workspace_bytes, dtype=torch.uint8, device=self.device)
 
     def init_cuda_graph_state(self, max_bs: int) -> None:
         width = draft_kv_indices_buffer_width(max_bs, self.topk, self.max_context_len)

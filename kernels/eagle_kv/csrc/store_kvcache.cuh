@@ -43,7 +43,6 @@ struct StoreParams {
   int64_t k_cache_stride;
   int64_t v_cache_stride;
   int64_t indices_stride;
-  int64_t index_bytes;
   int64_t num_rows;
   int64_t row_bytes;
   int64_t size_limit;
@@ -54,18 +53,12 @@ struct alignas(sizeof(Word) * kWords) Chunk {
   Word words[kWords];
 };
 
-EAGLE_KV_DEVICE int64_t slot_of(const StoreParams& params, int64_t row) {
-  const int64_t at = row * params.indices_stride;
-  if (params.index_bytes == 8) return static_cast<const int64_t*>(params.indices)[at];
-  return static_cast<const int32_t*>(params.indices)[at];
-}
-
 // Store the unit that lies `at` bytes from the start of a row.
-template <typename Unit>
+template <typename Unit, typename Index>
 EAGLE_KV_DEVICE void store_unit(const StoreParams& params, int64_t row, int64_t at) {
   const Unit k = *reinterpret_cast<const Unit*>(params.k + row * params.k_stride + at);
   const Unit v = *reinterpret_cast<const Unit*>(params.v + row * params.v_stride + at);
-  const int64_t slot = slot_of(params, row);
+  const int64_t slot = static_cast<const Index*>(params.indices)[row * params.indices_stride];
   assert(slot >= 0 && slot < params.size_limit);
   *reinterpret_cast<Unit*>(params.k_cache + slot * params.k_cache_stride + at) = k;
   *reinterpret_cast<Unit*>(params.v_cache + slot * params.v_cache_stride + at) = v;
@@ -82,16 +75,16 @@ EAGLE_KV_DEVICE void wait_for_launch_before() {
 #endif
 }
 
-template <typename Unit>
+template <typename Unit, typename Index>
 __global__ void __launch_bounds__(kBlockThreads) store_kernel(const __grid_constant__ StoreParams params) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t at = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * static_cast<int64_t>(sizeof(Unit));
   wait_for_launch_before();
-  if (row < params.num_rows && at < params.row_bytes) store_unit<Unit>(params, row, at);
+  if (row < params.num_rows && at < params.row_bytes) store_unit<Unit, Index>(params, row, at);
 }
 
 // A block is as wide as a row has units, and holds as many rows as fit; a wider row takes several blocks.
-template <typename Unit>
+template <typename Unit, typename Index>
 void launch(const StoreParams& params, DLDevice device) {
   const int64_t num_units = params.row_bytes / static_cast<int64_t>(sizeof(Unit));
   const int64_t threads = std::min(num_units, kBlockThreads);
@@ -111,7 +104,7 @@ void launch(const StoreParams& params, DLDevice device) {
   config.stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   config.attrs = &overlap;
   config.numAttrs = major >= 9 ? 1 : 0;
-  cudaLaunchKernelEx(&config, store_kernel<Unit>, params);
+  cudaLaunchKernelEx(&config, store_kernel<Unit, Index>, params);
   const cudaError_t status = cudaGetLastError();
   if (current != device.device_id) cudaSetDevice(current);
   if (status != cudaSuccess) throw std::runtime_error(std::string("store_cache: ") + cudaGetErrorString(status));
@@ -119,11 +112,11 @@ void launch(const StoreParams& params, DLDevice device) {
 
 #else
 
-template <typename Unit>
+template <typename Unit, typename Index>
 void launch(const StoreParams& params, DLDevice) {
   for (int64_t row = 0; row < params.num_rows; ++row) {
     for (int64_t at = 0; at < params.row_bytes; at += static_cast<int64_t>(sizeof(Unit))) {
-      store_unit<Unit>(params, row, at);
+      store_unit<Unit, Index>(params, row, at);
     }
   }
 }
@@ -131,17 +124,18 @@ void launch(const StoreParams& params, DLDevice) {
 #endif
 
 // The widest unit that divides a row, every address and every distance between rows.
-inline void launch_widest(const StoreParams& params, DLDevice device) {
+template <typename Index>
+void launch_widest(const StoreParams& params, DLDevice device) {
   const int64_t addresses = reinterpret_cast<int64_t>(params.k) | reinterpret_cast<int64_t>(params.v) |
                             reinterpret_cast<int64_t>(params.k_cache) | reinterpret_cast<int64_t>(params.v_cache);
   const int64_t strides = params.k_stride | params.v_stride | params.k_cache_stride | params.v_cache_stride;
   const int64_t bits = addresses | strides | params.row_bytes;
   const int64_t unit_bytes = bits & -bits;  // the lowest bit that is set anywhere
-  if (unit_bytes >= 16) return launch<Chunk<uint32_t, 4>>(params, device);
-  if (unit_bytes == 8) return launch<Chunk<uint32_t, 2>>(params, device);
-  if (unit_bytes == 4) return launch<Chunk<uint32_t, 1>>(params, device);
-  if (unit_bytes == 2) return launch<Chunk<uint16_t, 1>>(params, device);
-  return launch<Chunk<uint8_t, 1>>(params, device);
+  if (unit_bytes >= 16) return launch<Chunk<uint32_t, 4>, Index>(params, device);
+  if (unit_bytes == 8) return launch<Chunk<uint32_t, 2>, Index>(params, device);
+  if (unit_bytes == 4) return launch<Chunk<uint32_t, 1>, Index>(params, device);
+  if (unit_bytes == 2) return launch<Chunk<uint16_t, 1>, Index>(params, device);
+  return launch<Chunk<uint8_t, 1>, Index>(params, device);
 }
 
 inline std::ostream& operator<<(std::ostream& out, DLDevice device) {
@@ -225,7 +219,6 @@ inline StoreParams checked(const DLTensor& k, const DLTensor& v, const DLTensor&
   params.k_cache_stride = stride(k_cache);
   params.v_cache_stride = stride(v_cache);
   params.indices_stride = indices.strides[0];
-  params.index_bytes = indices.dtype.bits / 8;
   params.num_rows = k.shape[0];
   params.row_bytes = row_bytes;
   params.size_limit = size_limit == 0 ? slots : size_limit;
@@ -257,7 +250,8 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_store_cache(void*, const TVMFFIAny* 
     const DLTensor& k = tensor(args[0]);
     const StoreParams params =
         checked(k, tensor(args[1]), tensor(args[2]), tensor(args[3]), tensor(args[4]), integer(args[5]));
-    if (params.num_rows != 0) launch_widest(params, k.device);
+    const bool wide = tensor(args[4]).dtype.bits == 64;
+    if (params.num_rows != 0) (wide ? launch_widest<int64_t> : launch_widest<int32_t>)(params, k.device);
   } catch (const std::invalid_argument& error) {
     TVMFFIErrorSetRaisedFromCStr("ValueError", error.what());
     return -1;
