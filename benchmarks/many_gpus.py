@@ -1,10 +1,11 @@
 """The GPU matrix on one GPU and on several of one host: the same verdicts, no context where none belongs, the speed-up.
 
-    python benchmarks/many_gpus.py [SEL…] [--jobs N] [--json results/h200-x2.json]
+    python benchmarks/many_gpus.py [SEL…] [--jobs N…] [--json results/h200-x2.json]
 
 Runs `unfix run --device cuda` once for each value of CUDA_VISIBLE_DEVICES: the last GPU alone (a context on device 0
-would be a stray one), all of them, and all in reverse. Meanwhile NVML is asked which GPUs have a context. A run before
-them builds what is compiled at first use. Needs these GPUs for itself: a context that is there before ends it.
+would be a stray one), all of them, and all in reverse; then, for each further N, the first two with so many workers a
+GPU. Meanwhile NVML is asked which GPUs have a context. A run before them builds what is compiled at first use. Needs
+these GPUs for itself: a context that is there before ends it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ WARM_UP = ["27338:topk-factor", "27460:topk-factor", "27486:slot-assert"]  # Fla
 
 
 class Contexts(threading.Thread):
-    """The most contexts that each GPU had at one time, by its index. Asked several times a second."""
+    """The most contexts that each GPU had at a time, by its index, and when verdicts came. Asked 20 times a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
+        """``log``: where the run writes a line for each verdict."""
         super().__init__(daemon=True)
+        self._log, self._since = log, time.monotonic()
+        self.verdicts: list[tuple[float, int]] = []  # seconds from the start, verdicts by then
         self._nvml, self._done = ctypes.CDLL("libnvidia-ml.so.1"), threading.Event()
         self._nvml.nvmlInit_v2()
         self.most = [0] * len(device.uuids())
@@ -54,6 +58,9 @@ class Contexts(threading.Thread):
         while not self._done.wait(0.05):
             self.most = [max(pair) for pair in zip(self.most, self.now(), strict=True)]
             self.asked += 1
+            found = self._log.read_bytes().count(b'{"result"') if self._log.exists() else 0
+            if found and (not self.verdicts or found > self.verdicts[-1][1]):
+                self.verdicts.append((round(time.monotonic() - self._since, 1), found))
 
     def stop(self) -> None:
         self._done.set()
@@ -62,65 +69,75 @@ class Contexts(threading.Thread):
 
 def matrix(visible: str, select: list[str], jobs: int) -> dict[str, Any]:
     """One run: its wall time, its cases' verdicts, and where contexts were."""
-    contexts = Contexts()
-    if any(contexts.now()):
-        sys.exit("something else has a context on one of these GPUs")
-    contexts.start()
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch, "matrix.json")
+        out, log = Path(scratch, "matrix.json"), Path(scratch, "matrix.jsonl")
+        contexts = Contexts(log)
+        if any(contexts.now()):
+            sys.exit("something else has a context on one of these GPUs")
+        contexts.start()
         command = [sys.executable, "-m", "harness.cli", "run", *select, "--device", "cuda", "--jobs", str(jobs)]
+        command += ["--json", str(out), "--jsonl", str(log)]
         env = {
             **os.environ,
             "CUDA_VISIBLE_DEVICES": visible,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]),
         }
         started = time.monotonic()
-        ended = subprocess.run([*command, "--json", str(out)], cwd=ROOT, env=env, stdout=2, check=False)
+        ended = subprocess.run(command, cwd=ROOT, env=env, stdout=2, check=False)
         wall = time.monotonic() - started
+        contexts.stop()
         document = json.loads(out.read_text())
-    contexts.stop()
+    legs = [leg for row in document["results"] for leg in row["legs"]]
+    quarters = [
+        next(at for at, found in contexts.verdicts if 4 * found >= part * contexts.verdicts[-1][1]) for part in range(5)
+    ]
     return {
         "visible": visible, "jobs": jobs, "wall_seconds": round(wall, 1), "exit": ended.returncode,
+        "verdict_seconds": quarters,  # when the first one came, a quarter of them, half, three quarters, all
         "cases": len(document["results"]), "verdicts": document["verdicts"], "environment": document["environment"],
         "most_contexts": contexts.most, "times_asked": contexts.asked,
         "by_test": {row["test"]: [row["verdict"], *map(_outcome, row["legs"])] for row in document["results"]},
-        "leg_seconds": round(sum(leg.get("seconds", 0) for row in document["results"] for leg in row["legs"]), 1),
+        "leg_seconds": round(sum(leg.get("seconds", 0) for leg in legs), 1),
+        "legs": len(legs), "legs_with_a_context_of_their_own": sum(not leg.get("shared") for leg in legs),
     }  # fmt: skip
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("select", nargs="*", help="fixes; all without")
-    asked.add_argument("--jobs", type=int, default=12, help="workers a GPU")
+    asked.add_argument("--jobs", type=int, nargs="+", default=[8], help="workers a GPU")
     asked.add_argument("--json", type=Path)
     options = asked.parse_args()
     every = [str(index) for index in range(len(device.uuids()))]
     if len(every) < 2:
         sys.exit("this needs two GPUs or more")
-    matrix(",".join(every), WARM_UP, options.jobs * len(every))
+    matrix(",".join(every), WARM_UP, options.jobs[0] * len(every))
     lists = [every[-1], ",".join(every), ",".join(reversed(every))]
     runs: list[dict[str, Any]] = []
-    for each in lists:
-        runs.append(matrix(each, options.select, options.jobs * (each.count(",") + 1)))
-        found = compared(runs, every)
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    for jobs in options.jobs:
+        for each in lists if jobs == options.jobs[0] else lists[:2]:
+            runs.append({"workers_a_gpu": jobs, **matrix(each, options.select, jobs * (each.count(",") + 1))})
+            found = compared(runs, every)
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
     shown = [{**run, "environment": None, "by_test": None} for run in found["runs"]]
     print(json.dumps({**found, "runs": shown}, indent=1))
 
 
 def compared(runs: list[dict[str, Any]], every: list[str]) -> dict[str, Any]:
-    """The first run beside the others. What each case did is kept of the first, and of the others where it differs."""
+    """Every run beside the first, and the time of those on more GPUs beside that of one with as many workers on each.
+
+    What each case did is kept of the first run, and of the others where it differs.
+    """
     first = runs[0]
-    others = {run["visible"]: run for run in runs[1:]}
+    alone = {run["workers_a_gpu"]: run["wall_seconds"] for run in runs if run["visible"] == first["visible"]}
+    for run in runs:
+        run["speed_up"] = round(alone[run["workers_a_gpu"]] / run["wall_seconds"], 2)
+        run["cases_that_differ"] = _differing(first["by_test"], run["by_test"])
+        strays = {index: run["most_contexts"][int(index)] for index in every if index not in run["visible"].split(",")}
+        run["most_contexts_where_none_belongs"] = strays
     return {
         "command": " ".join(["python", *sys.argv]), "commit": commit(ROOT), "gpus": len(every),
-        "speed_up": {name: round(first["wall_seconds"] / run["wall_seconds"], 2) for name, run in others.items()},
-        "cases_that_differ": {name: _differing(first["by_test"], run["by_test"]) for name, run in others.items()},
-        "most_contexts_where_none_belongs": {
-            run["visible"]: {index: run["most_contexts"][int(index)] for index in every if index not in run["visible"]}
-            for run in runs
-        },
         "runs": [first, *({**run, "by_test": None} for run in runs[1:])],
     }  # fmt: skip
 

@@ -262,9 +262,12 @@ def _import_what_legs_import() -> None:
     import harness.resident  # noqa: F401
 
     torch.set_num_threads(1)
-    if os.environ.get("TRITON_INTERPRET"):
-        with contextlib.suppress(ImportError):  # older ones have none
-            import triton.experimental.gluon  # noqa: F401  the interpreter imports it at a kernel's first launch
+    with contextlib.suppress(ImportError):  # older ones have none
+        import triton.experimental.gluon  # noqa: F401  imported at a kernel's first launch
+    if not os.environ.get("TRITON_INTERPRET"):
+        with contextlib.suppress(ImportError, AttributeError):  # of a compiled one, too: a digest of Triton's own files
+            importlib.import_module("triton.compiler.code_generator")
+            importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def _make_context() -> None:

@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,18 @@ class WrongValues(Exception):
         self.facts = facts or {}
 
 
-def run_directory(directory: str) -> str:
-    """Run the leg that ``request.json`` describes and write ``report.json``, whole or not at all. Its SHA-256."""
+def run_directory(directory: str, own: Collection[Path] | None = None) -> str:
+    """Run the leg that ``request.json`` describes and write ``report.json``, whole or not at all. Its SHA-256.
+
+    ``own``: as `harness.reach.Reach` has it, in a process that ran other legs.
+    """
     brace()
     folder = Path(directory)
     request = json.loads((folder / "request.json").read_text())
     if roots := request.get("roots"):
         reads.log(folder / "read", roots)
     with open(folder / "reached", "a", encoding="utf-8", buffering=1) as marks:
-        report = run(request, lambda name: print(name, file=marks))
+        report = run(request, lambda name: print(name, file=marks), own)
     part = folder / "report.json.part"
     written = _written(report)
     part.write_bytes(written)
@@ -70,7 +73,9 @@ def brace() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # legs die on purpose
 
 
-def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, Any]:
+def run(
+    request: dict[str, Any], record: Any = lambda name: None, own: Collection[Path] | None = None
+) -> dict[str, Any]:
     """Run one leg in this process. Returns ``{"raised", "wrong", "hits", "facts", "watched", "seconds"}``.
 
     ``watched`` is how many allocations the detector saw: where it saw none, no hits say nothing. ``seconds`` has how
@@ -85,7 +90,7 @@ def run(request: dict[str, Any], record: Any = lambda name: None) -> dict[str, A
     torch.set_num_threads(1)  # libgomp's pool does not survive a fork, and legs already run side by side
     report: dict[str, Any] = {"raised": None, "wrong": None, "hits": [], "facts": {}, "watched": 0}
     detector = memory.DETECTORS[request["detector"]](zone_bytes=request["zone_bytes"])
-    with Reach([Target(**target) for target in request["targets"]], record):
+    with Reach([Target(**target) for target in request["targets"]], record, own):
         try:
             module, _, name = request["entry"].partition(":")
             entry = getattr(importlib.import_module(module), name)

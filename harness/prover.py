@@ -248,10 +248,7 @@ class Prover:
             return (False,) * len(plans)
         kill = sharing.guards_kill(self.catalogue, fix.scenario, self.target)
         wanted = [case.on, *(want.outcome for want in expected)]
-        return tuple(
-            sharing.harmless(case, want, targets, guards_kill=kill)
-            for want, (_, _, targets) in zip(wanted, plans, strict=True)
-        )
+        return tuple(sharing.harmless(case, want, guards_kill=kill) for want in wanted)
 
     def _legs(self, case: Case, plans: Sequence[_Plan], share: Sequence[bool] = ()) -> tuple[Leg, ...]:
         """``share``: for each, whether it may run where others did; none may without."""

@@ -34,7 +34,7 @@ def command(
     return [
         sys.executable, "-m", "harness.pytest_main", str(root / "regressions"),
         "--rootdir", str(root), "-c", str(root / "pyproject.toml"),
-        "-q", "-n", workers,
+        "-q", "-n", workers, "--maxschedchunk", "1",  # no case waits for a long one of its worker's
         "--unfix-device", device, "--unfix-target", code_base.name,
         *(["--unfix-release", release] if release else []), *(["--unfix-source", source] if source else []),
         *more,

@@ -3,6 +3,9 @@
 A mark is recorded the moment a target is entered, since the next thing that a reverted function does may be to kill the
 process. Tracing stops as soon as every target has been seen.
 
+A library proves nothing by being mapped where another leg may have mapped it, in a process that legs share: this leg
+must have loaded it, by `tvm_ffi.load_module` or `ctypes.CDLL`.
+
 Boundary: only the main thread is traced, and a debugger's own trace function ends ours.
 """
 
@@ -13,13 +16,14 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LOADERS = {("tvm_ffi.module", "load_module"): "path", ("ctypes", "__init__"): "name"}  # and the argument with the file
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,15 @@ class Target:
 
 
 class Reach:
-    """Context manager that calls ``record(name)`` once for each target that this process enters."""
+    """Context manager that calls ``record(name)`` once for each target that this process enters.
 
-    def __init__(self, targets: list[Target], record: Callable[[str], None]):
+    ``own``: the libraries that were mapped before this process ran its first leg, where it may have run others.
+    """
+
+    def __init__(self, targets: list[Target], record: Callable[[str], None], own: Collection[Path] | None = None):
         self._record = record
+        self._own = own
+        self._others: Collection[Path] = ()  # libraries that earlier legs mapped, and this one did not load yet
         self._open = {target.name: target for target in targets}
         self._functions: dict[tuple[str, str], list[tuple[Target, set[int]]]] = {}
         self._loaders: dict[str, list[Target]] = {}
@@ -51,6 +60,8 @@ class Reach:
                 self._functions.setdefault(key, []).append((target, _definition_lines(target)))
 
     def __enter__(self) -> Reach:
+        if self._loaders and self._own is not None:
+            self._others = libraries() - set(self._own)
         if self._functions or self._loaders:
             sys.settrace(self._on_call)
         return self
@@ -68,10 +79,14 @@ class Reach:
             # Triton's interpreter compiles a kernel anew without its decorators, hence the last test
             if not target.qualname or code.co_firstlineno in lines or _is_kernel(target):
                 self._mark(target)
+        if self._others and (argument := _LOADERS.get((frame.f_globals.get("__name__", ""), code.co_name))):
+            self._others = set(self._others) - {Path(str(frame.f_locals.get(argument)))}
         for target in self._loaders.get(code.co_name, ()):
             module = (target.entered_by or "").rpartition(".")[0]
-            if frame.f_globals.get("__name__") == module and _library_built_from(Path(target.file)):
-                self._mark(target)
+            if frame.f_globals.get("__name__") == module:
+                folders = {library.parent for library in libraries() - set(self._others)}
+                if _built_from(Path(target.file), folders):
+                    self._mark(target)
 
     def _mark(self, target: Target) -> None:
         if self._open.pop(target.name, None):
@@ -128,11 +143,15 @@ def _launched(target: Target) -> bool:
     return any(cache[0] for cache in caches.values())
 
 
-def _library_built_from(source: Path) -> bool:
-    """Is a shared object mapped here whose folder holds this very source text, or a build file that names its path?"""
-    text, name = source.read_bytes(), os.fsencode(source)
+def libraries() -> set[Path]:
+    """The shared objects that are mapped in this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        folders = {Path(line.split(maxsplit=5)[5].strip()).parent for line in maps if ".so" in line and "/" in line}
+        return {Path(line.split(maxsplit=5)[5].strip()) for line in maps if ".so" in line and "/" in line}
+
+
+def _built_from(source: Path, folders: Collection[Path]) -> bool:
+    """Does one of these hold this very source text, or a build file that names its path?"""
+    text, name = source.read_bytes(), os.fsencode(source)
     for folder in folders:
         with contextlib.suppress(OSError):
             entries = list(folder.iterdir())

@@ -23,9 +23,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from harness import child, leg, memory, modules, wire
+from harness import child, leg, memory, modules, reach, wire
 from harness.leftovers import Baseline
 from harness.memory.watch import STALE
 
@@ -39,10 +40,10 @@ def live(server: socket.socket, prepare: Callable[[], None]) -> None:
     leg.brace()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as each leg has it
     _flush_c()
-    baseline, kept = Baseline(), set(sys.modules)
+    baseline, kept, own = Baseline(), set(sys.modules), reach.libraries()
     for at in range(1, LEGS + 1):
         request = wire.receive(server)
-        digest, left = _run(server, request, baseline, kept)
+        digest, left = _run(server, request, baseline, kept, own)
         if at == LEGS:
             left.append(f"{LEGS} legs")
         wire.send(server, {"reported": digest, "left": left})
@@ -50,10 +51,12 @@ def live(server: socket.socket, prepare: Callable[[], None]) -> None:
             return
 
 
-def _run(server: socket.socket, request: dict[str, Any], baseline: Baseline, kept: set[str]) -> tuple[str, list[str]]:
+def _run(
+    server: socket.socket, request: dict[str, Any], baseline: Baseline, kept: set[str], own: set[Path]
+) -> tuple[str, list[str]]:
     path, before = request["path"], {name: os.environ.get(name) for name in request["env"]}
     child.begin(server, request)
-    digest = leg.run_directory(request["directory"])
+    digest = leg.run_directory(request["directory"], own)
     if sys.path[: len(path)] == path:  # else the leg changed it, which is found
         del sys.path[: len(path)]
     for name, value in before.items():

@@ -6,25 +6,23 @@ again, in a process of its own (`harness.prover`). So this is about speed: a leg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.case import Case
 from harness.fixes import Catalogue
-from harness.reach import Target
 
-DETECTORS = ("red-zone", "victim")  # that fill what they hand out; a guard page's memory is not the allocator's
+DETECTORS = ("red-zone", "victim", "guard-page")  # what they hand out holds nothing of an earlier leg
 DEVICE_BYTES = 2 << 30  # of a leg, at most: what the allocator keeps after it is not there for others
 
 
-def harmless(case: Case, outcome: str, targets: Sequence[Target], *, guards_kill: bool) -> bool:
-    """Of a leg that is declared to have this outcome, with these places changed."""
-    if case.detector not in DETECTORS or case.device_bytes > DEVICE_BYTES:
-        return False
-    if any(target.module is None for target in targets):  # a mapped library outlives its leg, and so its proof
+def harmless(case: Case, outcome: str, *, guards_kill: bool) -> bool:
+    """Of a leg that is declared to have this outcome."""
+    if case.device_bytes > DEVICE_BYTES:
         return False
     if outcome == "overflow":  # as predicted, it stays within the red zone
         return case.detector == "red-zone" and case.stray is not None
-    return outcome == "clean" or (outcome == "guarded" and not guards_kill)
+    if outcome == "clean":
+        return case.detector in DETECTORS
+    # it must raise, so there is no value that an earlier leg could have left
+    return outcome == "error" or (outcome == "guarded" and not guards_kill)
 
 
 def guards_kill(catalogue: Catalogue, scenario: str | None, code_base: str) -> bool:

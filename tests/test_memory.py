@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,11 +16,25 @@ from typing import Any
 import pytest
 import torch
 
-from harness.memory import DETECTORS, Hit, NoDetector, Poison, RedZone, Victim, Watch, folds, guard_page, touches
+from harness.ending import Ending
+from harness.memory import (
+    DETECTORS,
+    Hit,
+    NoDetector,
+    Poison,
+    RedZone,
+    Victim,
+    Watch,
+    folds,
+    guard_page,
+    touches,
+    unwatched,
+)
 from harness.memory.guard_page import GuardPage
-from harness.memory.scrub import KEPT, scrub
+from harness.memory.scrub import scrub
 from harness.memory.sparse import LEAST
 from harness.memory.watch import Zone
+from harness.sandbox import Request, Sandbox
 
 ROOT = Path(__file__).parent.parent
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -147,6 +160,18 @@ def test_what_is_passed_through_is_not_watched() -> None:
         "out = torch.ones(2)",
         "array = torch.ones(3).numpy()",
     ]
+
+
+@pytest.mark.parametrize("detector", [name for name in DETECTORS if name != "none"])
+def test_what_a_scenario_compares_with_is_not_watched(detector: str) -> None:
+    @unwatched()
+    def reference() -> torch.Tensor:
+        return torch.arange(3)
+
+    with DETECTORS[detector](zone_bytes=ZONE) as watch:
+        assert reference().tolist() == [0, 1, 2] and not watch.allocations
+        torch.arange(3)
+    assert len(watch.allocations) == 1, "it goes on watching"
 
 
 def test_arguments_may_be_named() -> None:
@@ -504,6 +529,24 @@ def test_chunks_end_in_zones_and_a_large_request_gets_its_own(device: str) -> No
     ]
 
 
+def test_each_gap_of_a_chunk_is_watched_whatever_came_after() -> None:
+    with Victim(ZONE, chunk_bytes=2048) as watch:
+        tensors = [torch.zeros(500, dtype=torch.uint8) for _ in range(4)]  # they fill it
+        assert [watch.neighbour(tensor) is None for tensor in tensors] == [False, False, False, True]
+        for tensor in tensors:
+            poke(tensor, 500, [0])
+        hits = watch.check()
+    assert [(hit.side, hit.allocation) for hit in hits] == [
+        ("after", watch.allocation_of(tensor)) for tensor in tensors
+    ]
+
+
+def test_what_takes_a_whole_chunk_has_no_neighbours_and_leaves_none() -> None:
+    with Victim(ZONE, chunk_bytes=1024) as watch:
+        tensors = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in (512, 1024, 512)]
+        assert [watch.neighbour(tensor) for tensor in tensors] == [None] * 3
+
+
 # --- memory in which others were before ------------------------------------------------------------------------------
 
 EMPTIES = {
@@ -529,15 +572,16 @@ def test_what_a_factory_leaves_as_it_is_is_filled_where_others_were(monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("allocated", "sizes", "done"),
+    ("guarded", "allocated", "sizes", "done"),
     [
-        pytest.param((0, 512), (100,), ("wait", "free"), id="still in use"),
-        pytest.param((0, 0), (), ("wait", "free", "wait"), id="nothing kept"),
-        pytest.param((0, 0), (100, KEPT - 100), ("wait", "free", "fill", "fill", "wait"), id="as much as may stay"),
-        pytest.param((0, 0), (KEPT, 1), ("wait", "free", "fill", "fill", "wait", "empty"), id="more than may stay"),
+        pytest.param(0, (0, 512), (100,), ("wait", "free"), id="still in use"),
+        pytest.param(20, (0, 512), (100,), ("wait", "free"), id="guarded and still in use"),
+        pytest.param(0, (0, 0), (), ("wait", "free", "wait"), id="nothing kept"),
+        pytest.param(0, (0, 0), (100, (1 << 30) - 100), ("wait", "free", "fill", "fill", "wait"), id="all may stay"),
+        pytest.param(0, (0, 0), (1 << 30, 1), ("wait", "free", "fill", "fill", "wait", "empty"), id="more than may"),
     ],
 )
-def test_scrub_fills_all_that_an_allocator_keeps_or_nothing(monkeypatch, allocated, sizes, done) -> None:
+def test_scrub_fills_all_that_an_allocator_keeps_or_nothing(monkeypatch, guarded, allocated, sizes, done) -> None:
     """A GPU's allocator is played here; in test_resident.py it is a real one."""
     steps: list[str] = []
     filled: list[tuple[int, int, str, int]] = []
@@ -560,7 +604,8 @@ def test_scrub_fills_all_that_an_allocator_keeps_or_nothing(monkeypatch, allocat
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: steps.append("empty"))
     monkeypatch.setattr(torch, "as_tensor", Kept)
-    assert scrub(0xA5) == sum(allocated)
+    monkeypatch.setattr("harness.memory.scrub.unmap_retired", lambda: guarded)
+    assert scrub(0xA5) == guarded + sum(allocated)
     assert tuple(steps) == done
     assert filled == [(4096 * at, size, f"cuda:{at}", 0xA5) for at, size in enumerate(sizes) if "fill" in done]
 
@@ -600,10 +645,11 @@ with GuardPage() as watch:
 WRITE, READ = "ctypes.memset(address, 1, 1)", "ctypes.string_at(address, 1)"
 
 
-def run_stray(count: int, offset: int, access: str = WRITE) -> subprocess.CompletedProcess[str]:
-    code = STRAY.format(count=count, offset=offset, access=access)
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def alone(sandbox: Sandbox, tmp_path: Path) -> Callable[[str], Ending]:
+    """``alone(code)``: how a process that runs it ends, where there is no GPU."""
+    (tmp_path / "unfix_alone.py").write_text("def leg(params, device): exec(params['code'], {})")
+    return lambda code: sandbox.run(Request("unfix_alone:leg", {"code": code}, path=[str(tmp_path)]))
 
 
 @pytest.mark.parametrize(
@@ -617,14 +663,14 @@ def run_stray(count: int, offset: int, access: str = WRITE) -> subprocess.Comple
         pytest.param(5, -(1 << 33), WRITE, id="int32-wrap-around"),
     ],
 )
-def test_a_stray_access_is_a_segfault(count: int, offset: int, access: str) -> None:
-    done = run_stray(count, offset, access)
-    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "armed\n"), done.stderr
+def test_a_stray_access_is_a_segfault(count: int, offset: int, access: str, alone) -> None:
+    done = alone(STRAY.format(count=count, offset=offset, access=access))
+    assert (done.signal, done.stdout) == ("SIGSEGV", "armed\n"), done.stderr
 
 
-def test_the_last_byte_of_the_payload_is_no_fault() -> None:
-    done = run_stray(5, 19)
-    assert (done.returncode, done.stdout) == (0, "armed\nsurvived\n"), done.stderr
+def test_the_last_byte_of_the_payload_is_no_fault(alone) -> None:
+    done = alone(STRAY.format(count=5, offset=19, access=WRITE))
+    assert (done.signal, done.stdout) == (None, "armed\nsurvived\n"), done.stderr
 
 
 @NO_CUDA
@@ -713,13 +759,15 @@ ACCESSES = {
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("access", ACCESSES)
-def test_a_sparse_payload_faults_outside_of_what_is_touched(access: str, device: str) -> None:
+def test_a_sparse_payload_faults_outside_of_what_is_touched(access: str, device: str, alone) -> None:
     code = SPARSE.format(access=ACCESSES[access], device=device)
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert done.stdout == ("armed\nsurvived\n" if access == "in a span" else "armed\n"), done.stderr
     if device == "cpu":
-        assert done.returncode == (0 if access == "in a span" else -signal.SIGSEGV)
+        done = alone(code)
+        assert done.signal == (None if access == "in a span" else "SIGSEGV"), done.stderr
+    else:
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == ("armed\nsurvived\n" if access == "in a span" else "armed\n"), done.stderr
 
 
 def test_only_a_payload_of_that_very_size_is_sparse_and_only_a_large_one() -> None:
@@ -778,7 +826,7 @@ def test_a_guard_is_as_large_as_a_zone_at_least() -> None:
 def test_no_address_space_for_a_guard_is_one_clear_line() -> None:
     with (
         GuardPage(front_bytes=1 << 50),
-        pytest.raises(MemoryError, match=r"^guard page: no \d+ bytes of address space"),
+        pytest.raises(MemoryError, match=r"^guard page: no \d+ bytes of address space to reserve \(errno 12\)$"),
     ):
         torch.zeros(3)
 
@@ -796,6 +844,44 @@ def test_a_payload_that_cannot_be_mapped_gives_its_guards_back(monkeypatch) -> N
     with GuardPage(4096, front_bytes=8192, back_bytes=4096) as watch, refused:
         torch.zeros(3)
     assert freed == [8192 + 4096 + 4096] and watch.allocations == []
+    answers = iter([0, -1])
+    played.mprotect = lambda *_: next(answers)
+    with GuardPage(4096, front_bytes=8192, back_bytes=4096) as watch, refused:
+        watch.sparse[12288] = ((0, 1), (8192, 8193))
+        torch.zeros(12288, dtype=torch.uint8)
+
+
+def test_what_no_tensor_holds_any_more_is_unmapped_at_a_check(monkeypatch) -> None:
+    unmapped: list[str] = []
+    monkeypatch.setattr(guard_page, "_RETIRED", [lambda: unmapped.append("one"), lambda: unmapped.append("two")])
+    assert GuardPage().check() == []
+    assert sorted(unmapped) == ["one", "two"] and guard_page._RETIRED == []
+    monkeypatch.setattr(guard_page, "_MAPPED", {4096: 20, 8192: 300})
+    assert guard_page.unmap_retired() == 320
+
+
+def test_only_a_sparse_payload_is_known_to_hold_zeros_on_cuda(monkeypatch) -> None:
+    monkeypatch.setattr(GuardPage, "_map_cuda", lambda self, nbytes, spaced, device: (nbytes, spaced, device))
+    watch, device = GuardPage(align=16), torch.device("cuda", 0)
+    watch.sparse[20] = None
+    assert [watch.place(nbytes, 4, device) for nbytes in (20, 24)] == [
+        ((20, 32, device), True),
+        ((24, 32, device), False),
+    ]
+
+
+def test_a_payload_can_be_used_as_long_as_python_runs() -> None:
+    code = """
+import atexit
+atexit.register(lambda: print(int(kept.sum())))
+import torch
+from harness.memory import GuardPage
+with GuardPage():
+    kept = torch.ones(3)
+"""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -820,7 +906,25 @@ def test_what_is_touched_is_mapped_in_whole_pages_and_nothing_else_is(spans, map
     assert watch._touched(100, 4, 16) == mapped
 
 
+@pytest.mark.parametrize("start", [0, 15])
+def test_a_payload_s_first_byte_is_mapped_wherever_it_is_in_its_page(start: int) -> None:
+    watch = GuardPage()
+    watch.sparse[100] = ()
+    assert watch._touched(100, start, 16) == [(0, 16)]
+
+
+def test_what_torch_and_the_driver_are_told_and_say() -> None:
+    told = {"shape": (20,), "typestr": "|u1", "data": (4096, False), "strides": None, "version": 3}
+    assert guard_page._CudaBytes(4096, 20).__cuda_array_interface__ == told
+    assert guard_page._driven((0, "a handle", "more")) == "a handle" and guard_page._driven((0,)) is None
+    with pytest.raises(RuntimeError, match="^guard page: the CUDA driver refused: 2$"):
+        guard_page._driven((2,))
+
+
 def test_cuda_without_its_bindings_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(ImportError, match="^the guard page on CUDA needs cuda.bindings: pip install cuda-bindings$"):
         GuardPage().place(4, 4, torch.device("cuda", 0))
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver="the driver"))
+    assert guard_page._cuda_driver() == "the driver"

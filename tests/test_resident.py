@@ -286,7 +286,7 @@ def test_nor_does_that_of_a_graph(share, detector):
 def test_device_memory_that_a_leg_keeps_is_found(share):
     kept = (4 << 20) + 2 * 512 + red_zone.ALIGNMENT  # a tensor keeps its zones, too: they are one allocation
     with Sandbox("cuda") as own:
-        for detector, held in (("none", 4 << 20), ("red-zone", kept)):
+        for detector, held in (("none", 4 << 20), ("red-zone", kept), ("guard-page", 4 << 20)):
             ending = share("keeps_device_memory", sandbox=own, device="cuda", detector=detector)
             assert ending.left == (f"{held} bytes of device memory",)
         assert share("right", sandbox=own, params={"elements": 9, "writes": True}, device="cuda").left == ()
@@ -325,28 +325,31 @@ def test_nothing_done_leaves_nothing():
 MAY_SHARE = [
     ("clean", {}, True),
     ("clean", {"detector": "victim"}, True),
-    ("clean", {"detector": "guard-page"}, False),
+    ("clean", {"detector": "guard-page"}, True),
     ("clean", {"detector": "poison"}, False),
     ("clean", {"detector": "none"}, False),
     ("clean", {"device_bytes": 2 << 30}, True),
     ("clean", {"device_bytes": (2 << 30) + 1}, False),
-    ("clean", {"module": None}, False),
-    ("guarded", {}, True),
-    ("guarded", {"guards_kill": True}, False),
     ("clean", {"guards_kill": True}, True),
+    ("guarded", {}, True),
+    ("guarded", {"detector": "none"}, True),
+    ("guarded", {"device_bytes": (2 << 30) + 1}, False),
+    ("guarded", {"guards_kill": True}, False),
+    ("error", {}, True),
+    ("error", {"detector": "none"}, True),
     ("overflow", {}, True),
     ("overflow", {"stray": None}, False),
     ("overflow", {"detector": "victim"}, False),
-    *((outcome, {}, False) for outcome in ("wrong", "crashed", "hung", "error")),
+    ("overflow", {"detector": "guard-page"}, False),
+    *((outcome, {}, False) for outcome in ("wrong", "crashed", "hung")),
 ]
 
 
 @pytest.mark.parametrize(("outcome", "more", "may"), MAY_SHARE)
 def test_which_legs_may_share(outcome, more, may):
-    target = Target("a.b", "a.py", more.get("module", "a"), "b")
     case = Case("id", "entry", {}, stray=Stray("after", 1))
     case = dataclasses.replace(case, **{k: v for k, v in more.items() if k in ("detector", "device_bytes", "stray")})
-    assert sharing.harmless(case, outcome, [target], guards_kill=more.get("guards_kill", False)) == may
+    assert sharing.harmless(case, outcome, guards_kill=more.get("guards_kill", False)) == may
 
 
 def test_only_asserts_in_kernels_kill(catalogue):
@@ -381,7 +384,7 @@ def test_a_verdict_is_the_same_either_way(catalogue, root, sandbox, monkeypatch)
         prover = Prover(catalogue, device="cpu", root=root, servers=Servers.around(sandbox))
         seen[how] = [prover.prove(fix, case).as_dict() for fix, case in real_cases(catalogue)]
     shared = [leg for result in seen["shared"] for leg in result["legs"] if leg.pop("shared", False)]
-    assert len(shared) > 30 and {leg["outcome"] for leg in shared} == {"clean", "guarded", "overflow"}
+    assert len(shared) > 30 and {leg["outcome"] for leg in shared} == {"clean", "guarded", "overflow", "error"}
     for result in (result for results in seen.values() for result in results):
         for leg in result["legs"]:
             del leg["seconds"]

@@ -5,15 +5,18 @@ Nothing here calls the code under test, nor the formulas that the scenarios use.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 
 import pytest
+import torch
 
 from harness.case import Case, Stray
 from harness.errors import UsageError
+from harness.leg import WrongValues
 from regressions import draft_tables, test_26340, test_27486, test_own
-from regressions.scenarios import draft, draft_loop, multi_layer, store
+from regressions.scenarios import compare, draft, draft_loop, multi_layer, store
 from regressions.tables import shapes
 
 SIZES = {"flashinfer": "27338:topk-factor", "flashinfer_mla": "27460:topk-factor"}
@@ -260,6 +263,29 @@ def test_known_slots(name):
     slots, on, outside = SLOTS[name]
     case = store.case("27486:slot-assert", slots=slots)
     assert (case.on, case.stray, case.tells) == (on, outside, on == "guarded")
+
+
+# slots of rows (1, 2), (3, 4), (5, 6); what three slots hold; those that may be left out -> whether that is right
+STORED = [
+    ((0, 1, 2), [[1, 2], [3, 4], [5, 6]], (), True),
+    ((0, 1, 2), [[1, 2], [3, 4], [5, 7]], (), False),
+    ((0, 1), [[1, 2], [3, 4], [0, 0]], (), True),
+    ((0, 1), [[1, 2], [3, 4], [0, 6]], (), False),
+    ((0, 1), [[1, 2], [0, 0], [0, 0]], (), False),
+    ((0, 1), [[1, 2], [0, 0], [0, 0]], (1,), True),
+    ((0, 1), [[1, 2], [0, 4], [0, 0]], (1,), False),
+    ((2, 2), [[0, 0], [0, 0], [3, 4]], (), True),
+    ((2, 2), [[0, 0], [0, 0], [1, 4]], (), True),  # on a GPU
+    ((2, 2), [[0, 0], [0, 0], [1, 3]], (), False),
+    ((2, 2), [[0, 0], [0, 0], [1, 0]], (), False),
+]
+
+
+@pytest.mark.parametrize(("slots", "cache", "skipped", "right"), STORED)
+def test_stored_rows(slots, cache, skipped, right):
+    source = torch.tensor([[1, 2], [3, 4], [5, 6]])[: len(slots)]
+    with contextlib.nullcontext() if right else pytest.raises(WrongValues):
+        compare.stored("k_cache", torch.tensor(cache), source, slots, skipped)
 
 
 def test_a_bad_slot_past_the_first_block_of_rows():

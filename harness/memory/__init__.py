@@ -9,7 +9,7 @@ from .poison import Poison
 from .red_zone import RedZone
 from .sparse import folds, touches
 from .victim import Victim
-from .watch import DETECTORS, Allocation, Hit, NoDetector, Watch
+from .watch import DETECTORS, Allocation, Hit, NoDetector, Watch, unwatched
 
 __all__ = [
     "DETECTORS",
@@ -23,4 +23,5 @@ __all__ = [
     "Watch",
     "folds",
     "touches",
+    "unwatched",
 ]

@@ -47,6 +47,8 @@ FOLD_BYTES = 32 << 20  # what a folded payload takes on CUDA, or less
 _MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 _PROT_NONE = 0
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_MAPPED: dict[int, int] = {}  # CUDA payloads, by the address that is reserved for each: their bytes
+_RETIRED: list[Callable[[], None]] = []  # unmaps that wait until no capture can be disturbed
 
 
 @register
@@ -70,11 +72,10 @@ class GuardPage(Watch):
         self.back_bytes = max(back_bytes, self.zone_bytes)
         self.align = align
         self.sparse: dict[int, tuple[Span, ...] | None] = {}  # a payload's bytes -> what of it is touched; None: folded
-        self._retired: list[Callable[[], None]] = []  # unmaps that wait until no capture can be disturbed
 
     def check(self) -> list[Hit]:
         hits = super().check()
-        self._unmap_retired()
+        unmap_retired()
         return hits
 
     def place(self, nbytes: int, itemsize: int, device: torch.device) -> tuple[torch.Tensor, bool]:
@@ -101,7 +102,7 @@ class GuardPage(Watch):
         return torch.frombuffer(payload, dtype=torch.uint8)
 
     def _map_cuda(self, nbytes: int, spaced: int, device: torch.device) -> torch.Tensor:
-        self._unmap_retired()
+        unmap_retired()
         driver = _cuda_driver()
         index = device.index if device.index is not None else torch.cuda.current_device()
         with torch.cuda.device(index):
@@ -118,6 +119,8 @@ class GuardPage(Watch):
                 total = front + pages + back
                 base = int(_driven(driver.cuMemAddressReserve(total, 0, driver.CUdeviceptr(0), 0)))
                 undo.callback(driver.cuMemAddressFree, driver.CUdeviceptr(base), total)
+                undo.callback(_MAPPED.pop, base, 0)
+                _MAPPED[base] = nbytes
                 folded = self.sparse.get(nbytes, ()) is None
                 for start, stop in self._touched(nbytes, pages - spaced, grain):
                     held = min(stop - start, FOLD_BYTES) if folded else stop - start
@@ -127,7 +130,7 @@ class GuardPage(Watch):
                         _driven(driver.cuCtxSynchronize())  # zeros for every stream
                 undo.callback(driver.cuCtxSynchronize)  # unwound first: nothing may still run on these pages
                 payload = _CudaBytes(base + front + pages - spaced, nbytes)
-                weakref.finalize(payload, self._retired.append, undo.pop_all().close).atexit = False
+                weakref.finalize(payload, _RETIRED.append, undo.pop_all().close).atexit = False
             return torch.as_tensor(payload, device=torch.device("cuda", index))
 
     def _touched(self, nbytes: int, start: int, page: int) -> list[Span]:
@@ -144,9 +147,12 @@ class GuardPage(Watch):
                 parts.append((low, high))
         return parts
 
-    def _unmap_retired(self) -> None:
-        while self._retired:
-            self._retired.pop()()
+
+def unmap_retired() -> int:
+    """Give back what no tensor holds any more on CUDA. The bytes of the payloads that one still holds."""
+    while _RETIRED:
+        _RETIRED.pop()()
+    return sum(_MAPPED.values())
 
 
 def _back(undo: contextlib.ExitStack, prop: Any, at: int, size: int, held: int) -> None:

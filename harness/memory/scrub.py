@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .guard_page import _CudaBytes
+from .guard_page import _CudaBytes, unmap_retired
 
 KEPT = 1 << 30  # bytes that may stay with the allocator, so that the next leg need not ask the driver
 
@@ -18,7 +18,8 @@ def scrub(byte: int) -> int:
         return 0
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
-    if allocated := sum(torch.cuda.memory_allocated(at) for at in range(torch.cuda.device_count())):
+    guarded = unmap_retired()
+    if allocated := guarded + sum(torch.cuda.memory_allocated(at) for at in range(torch.cuda.device_count())):
         return allocated
     segments = torch.cuda.memory_snapshot()
     for segment in segments:

@@ -18,9 +18,10 @@ Boundary, for every detector:
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -228,7 +229,7 @@ class Watch(TorchFunctionMode):
             return self._place_like_meta(func, args, kwargs)
         made = func(*args, **kwargs)
         if func in _COPIED and _is_plain(args, kwargs) and _is_owned_result(func, made, args, kwargs):
-            watched = self._build(made, made.device, zeroed=False, fill=None)
+            watched, _ = self._build(made, made.device)
             with torch.no_grad():
                 watched.copy_(made)
             return watched.requires_grad_(made.requires_grad)
@@ -246,8 +247,13 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         if fill is _FILL_ARGUMENT:
             fill = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
-        built = self._build(meta, device, zeroed=_PLACED[func] == 0, fill=fill)
-        return (self._freshened(built) if fill is None else built).requires_grad_(meta.requires_grad)
+        built, holds_zeros = self._build(meta, device)
+        if fill is None and not holds_zeros:
+            built = self._freshened(built)
+        elif fill is not None and not (holds_zeros and _PLACED[func] == 0):
+            with torch.no_grad():
+                built.fill_(fill)
+        return built.requires_grad_(meta.requires_grad)
 
     def _freshened(self, made: torch.Tensor) -> torch.Tensor:
         if self.fresh is not None and made.numel() and made.layout == torch.strided and not made.is_quantized:
@@ -255,7 +261,8 @@ class Watch(TorchFunctionMode):
                 made.detach().as_strided((_span(made),), (1,)).view(torch.uint8).fill_(self.fresh)
         return made
 
-    def _build(self, like: torch.Tensor, device: torch.device, *, zeroed: bool, fill: Any) -> torch.Tensor:
+    def _build(self, like: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, bool]:
+        """A tensor like it in watched memory, and whether it is known to hold zeros."""
         nbytes = _span(like) * like.dtype.itemsize
         with torch.no_grad():
             payload, holds_zeros = self.place(nbytes, like.dtype.itemsize, device)
@@ -266,9 +273,14 @@ class Watch(TorchFunctionMode):
             allocation = Allocation(*where)
             self.allocations.append(allocation)
             self.placed(payload, allocation)
-            if fill is not None and not (zeroed and holds_zeros):
-                tensor.fill_(fill)
-        return tensor
+        return tensor, holds_zeros
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """While a scenario computes what it compares with: no detector places those tensors, however many they are."""
+    with torch._C.DisableTorchFunction():
+        yield
 
 
 class NoDetector(Watch):

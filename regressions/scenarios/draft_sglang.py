@@ -34,6 +34,7 @@ import torch
 from eagle_kv import reference
 from eagle_kv.batch import DraftConfig
 
+from harness import memory
 from harness.leg import WrongValues
 from regressions.scenarios import draft_memory
 from regressions.scenarios import sglang_world as world
@@ -186,6 +187,7 @@ def _reference_indices(batch: Any, runner: Any, config: DraftConfig) -> list[tor
     )  # fmt: skip
 
 
+@memory.unwatched()
 def _check_indices(backend: Any, filled: _Filled, batch: Any, runner: Any, config: DraftConfig) -> None:
     """All rows of both outputs, the last step's too, which no attention reads; and what each stand-in was handed."""
     indptr = reference.kv_indptr(batch.seq_lens, topk=config.topk, num_steps=config.num_steps)
@@ -227,6 +229,7 @@ class _Attention:
             outputs.append(out.view(self.q[step].shape))
         return outputs
 
+    @memory.unwatched()
     def check(self, outputs: list[torch.Tensor], indices: list[torch.Tensor], batch: Any) -> None:
         indptr = reference.kv_indptr(batch.seq_lens, topk=self.config.topk, num_steps=self.config.num_steps)
         absolute, relative = TOLERANCE[self.config.dtype]
