@@ -20,8 +20,8 @@ from harness.memory import guard_page
 def measured(params: dict[str, Any], device: str) -> dict[str, Any]:
     """Runs ``params["entry"]`` on ``params["params"]``: the bytes of memory that its tensors took, and what was wrong.
 
-    On a GPU that is what torch reserved and what the guard page created, in all; on a CPU what became resident. Where
-    ``params["dense"]`` is true, no scenario's word on what is touched is listened to.
+    On a GPU that is the most that torch reserved and the most that the guard page had at a time; on a CPU what became
+    resident. Where ``params["dense"]`` is true, no scenario's word on what is touched is listened to.
     """
     module, _, name = params["entry"].partition(":")
     run = getattr(importlib.import_module(module), name)
@@ -52,20 +52,26 @@ def _counting(device: str) -> Iterator[Any]:
         before = _resident("VmRSS")
         yield lambda: max(0, _resident("VmHWM") - before)
         return
-    driver, created = guard_page._cuda_driver, [0]
+    driver, held, most = guard_page._cuda_driver, dict[int, int](), [0]
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
             return getattr(driver(), name)
 
         def cuMemCreate(self, size: int, *rest: Any) -> Any:
-            created[0] += size
-            return driver().cuMemCreate(size, *rest)
+            answer = driver().cuMemCreate(size, *rest)
+            held[int(answer[1])] = size
+            most[0] = max(most[0], sum(held.values()))
+            return answer
+
+        def cuMemRelease(self, handle: Any) -> Any:
+            held.pop(int(handle))
+            return driver().cuMemRelease(handle)
 
     torch.cuda.reset_peak_memory_stats()
     guard_page._cuda_driver = Counting
     try:
-        yield lambda: created[0] + torch.cuda.max_memory_reserved()
+        yield lambda: most[0] + torch.cuda.max_memory_reserved()
     finally:
         guard_page._cuda_driver = driver
 

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -46,13 +46,13 @@ PATH = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "benchmarks")]
 Figures = dict[str, Any]
 
 
-def requests(device: str) -> dict[str, Request]:
+def requests(device: str, target: str = "eagle_kv", path: Sequence[str] = PATH) -> dict[str, Request]:
     batch = [4091 if device == "cuda" else 60] * 8  # Triton's interpreter takes a while
     case = draft.case("27338:topk-factor", topk=8, num_steps=5, max_bs=8, max_context_len=4096, seq_lens=batch)
     return {
-        "nothing": Request("isolation_legs:nothing", device=device, path=PATH),
+        "nothing": Request("isolation_legs:nothing", device=device, path=path),
         "draft": Request(
-            case.entry.replace("{target}", "eagle_kv"), case.params, device, PATH,
+            case.entry.replace("{target}", target), case.params, device, path,
             detector=case.detector, zone_bytes=case.zone_bytes, timeout=600,
         ),
     }  # fmt: skip

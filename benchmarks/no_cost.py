@@ -111,7 +111,7 @@ def main() -> int:
     figures: dict[str, Any] = {"same_bytes": compared}
     to = asked.json or ROOT / "results" / f"no-cost-{device}.json"
     record.save(to, device, figures)
-    paths = {"eagle_kv": PATH, **({"sglang": [*PATH, *lightenv.path(asked.release)]} if asked.release else {})}
+    paths = {"eagle_kv": [str(ROOT / "kernels")], **({"sglang": lightenv.path(asked.release)} if asked.release else {})}
     for name, path in paths.items() if asked.rounds > 1 else ():
         found = figures[f"imports {name}"] = imports(name, path, asked.rounds)
         for pair in ("under unfix exec / plain", "plain / plain"):

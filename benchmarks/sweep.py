@@ -1,10 +1,10 @@
 """How many random shapes a second: `python benchmarks/sweep.py [--device cuda] [--quick]`.
 
-    jobs     one fix, side by side in 1, 2, 4, … processes: which number is best (harness.sweep_cli.JOBS)
-    shapes   the same with 100 to 2000 shapes: seconds against shapes, and the rate that the slope of it says
-    fixes    each fix that has a strategy
+    shapes   one fix, with 100 to 2000 shapes: seconds against shapes, and the rate that the slope of it says
     toggles  the whole command in a copy of the checkout with 0, 100 and 500 more toggle files, in turn within each
              round: its own rate, its wall time, and what of that is spent on reading toggle files
+    jobs     side by side in 1, 2, 4, … processes: which number is best (harness.sweep_cli.JOBS)
+    fixes    each fix that has a strategy
 
 Rates are `Swept.rate`: to draw, run and judge all shapes with all their legs, the fork servers up and kernels compiled.
 `cold` is the very first sweep, which compiles them. What the servers take to start is in the command's wall time.
@@ -44,7 +44,7 @@ from regressions import strategies  # noqa: E402
 FIX = "27338:topk-factor"
 MORE_TOGGLES = (0, 100, 500)
 SIZES = {"cpu": (20, 40, 80, 160), "cuda": (100, 300, 1000, 2000)}
-EACH = {"cpu": 30, "cuda": 300}
+EACH = {"cpu": 30, "cuda": 100}
 Sweep = Callable[[str, int, int], Swept]
 LARGE = ("27486:int32-guard", "own:int32-rows")  # some of their shapes hold gigabytes, one at a time
 
@@ -186,9 +186,10 @@ def main() -> None:
     with sweeping(device, _jobs(device)) as sweep:
         found(cold=sweep(FIX, sizes[-1], 0).as_dict())
         found(by_shapes=by_shapes(sweep, sizes, rounds))
-        found(by_fix=by_fix(sweep, device, EACH[device]))
-    found(by_toggles=by_toggles(device, sizes[-2], rounds))
+    found(by_toggles=by_toggles(device, sizes[1], rounds))
     found(by_jobs={"shapes": sizes[1], "a_second": by_jobs(device, sizes[1])})
+    with sweeping(device, _jobs(device)) as sweep:
+        found(by_fix=by_fix(sweep, device, EACH[device]))
 
 
 def show(figures: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ behind it in its chunk go on in another. What may not be believed of a leg in co
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -83,10 +82,10 @@ class Company(Servers):
 
     def run(self, tree: Path | None, request: Request) -> Ending:
         if self._noted is not None:
-            if key(request) not in map(key, self._noted):  # a prover may ask again where it learnt nothing
+            if request not in self._noted:  # a prover may ask again where it learnt nothing
                 self._noted.append(request)
             return NOT_RUN
-        if ending := self._ran.ended.get(key(request)):
+        if self._ran.ended and (ending := self._ran.ended.get(key(request))):
             return ending
         self._ran.alone += 1
         with self._sandbox() as sandbox:
@@ -176,7 +175,7 @@ def _in_one_process(sandbox: Sandbox, legs: Sequence[Request]) -> list[Ending]:
     """How the first of them ended: all, or those before the one that ended the process."""
     with tempfile.TemporaryDirectory(prefix="unfix-chunk-") as folder:
         log = Path(folder, "log")
-        wanted = {"legs": [dataclasses.asdict(leg) for leg in legs], "log": str(log)}
+        wanted = {"legs": [{**vars(leg), "targets": list(map(vars, leg.targets))} for leg in legs], "log": str(log)}
         limit = sum(leg.timeout for leg in legs)
         chunk = _alone(sandbox, Request("harness.sweep_leg:run", wanted, legs[0].device, legs[0].path, timeout=limit))
         lines = log.read_text(encoding="utf-8").split("\n")[:-1] if log.exists() else []

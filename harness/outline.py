@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal
 
+from harness import glance
 from harness.meaning import parse
 from harness.remembered import remembered
 from harness.tokens import NEWLINE
@@ -18,7 +19,9 @@ from harness.tokens import NEWLINE
 Region = tuple[int, int]
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Definitions = dict[str, tuple[list[Definition], str]]
+Found = tuple[str, str, list[Region], tuple[int, int, str]]  # kind, qualname, regions, a crop's fields
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # where a statement holds others, as the source has them
+_HEAD = "class _:\n"  # in front of a method's lines
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,12 @@ class Place:
     crop: Crop
 
 
-def find(text: str, dotted: str) -> Place | None:
-    """The place of `Class.method`; None if a source has no such name. Raises SyntaxError where it doesn't parse."""
-    answer = remembered("outline.find", text, dotted, lambda: _find(text, dotted))
+def find(text: str, dotted: str, data: bytes | None = None) -> Place | None:
+    """The place of `Class.method`; None if a source has no such name. Raises SyntaxError where it doesn't parse.
+
+    `data`: the bytes that the text was read from.
+    """
+    answer = remembered("outline.find", text, dotted, lambda: _find(text, dotted), data)
     if answer is None:
         return None
     kind, qualname, regions, crop = answer
@@ -96,7 +102,46 @@ def _line_starts(text: str) -> list[int]:
     return [0, *(found.end() for found in re.finditer(NEWLINE, text)), len(text)]
 
 
-def _find(text: str, dotted: str) -> tuple[str, str, list[Region], tuple[int, int, str]] | None:
+def _find(text: str, dotted: str) -> Found | None:
+    seen = _glance(text, dotted.split("."))
+    if seen == "absent":
+        return None
+    if seen is not None and (found := _find_in(text, dotted, seen)):
+        return found
+    return _find_parsed(text, dotted)
+
+
+def _glance(text: str, names: list[str]) -> Crop | Literal["absent"] | None:
+    """The lines that a name is in, and a few below them; "absent" where there are none, None in doubt."""
+    seen = glance.lines(text, names[:1])
+    if not isinstance(seen, glance.Lines):
+        return seen
+    if seen.word == "class" and len(names) > 1:
+        method = glance.lines(text, names[:2])
+        if not isinstance(method, glance.Lines):
+            return method
+        if method.word == "def":
+            return Crop(method.start, method.end, _HEAD)
+    return Crop(seen.start, seen.end)
+
+
+def _find_in(text: str, dotted: str, seen: Crop) -> Found | None:
+    """`_find_parsed` of these lines alone; None unless they are one definition that has this name."""
+    owner, _, rest = dotted.partition(".")
+    lines = seen.text(text)
+    try:
+        found = _find_parsed(lines, f"_.{rest}" if seen.head else dotted)
+    except SyntaxError:
+        return None
+    if found is None or len(definitions(lines)["_" if seen.head else owner][0]) > 1:
+        return None
+    kind, qualname, regions, (start, end, head) = found
+    shift = seen.start - len(seen.head)
+    name = owner + qualname[1:] if seen.head else qualname
+    return kind, name, [(a + shift, b + shift) for a, b in regions], (start + shift, end + shift, head)
+
+
+def _find_parsed(text: str, dotted: str) -> Found | None:
     found = definitions(text)
     if dotted not in found:
         return None
@@ -113,7 +158,7 @@ def _crop(text: str, qualname: str, found: Definitions) -> Crop:
     if isinstance(node, ast.ClassDef) and not others and len(names) > 1:
         [method, *more] = found[f"{names[0]}.{names[1]}"][0]
         if not more and not isinstance(method, ast.ClassDef) and method.col_offset:
-            node, head = method, "class _:\n"
+            node, head = method, _HEAD
     if others or node.end_lineno is None or (node.col_offset and not head):
         return Crop(0, len(text))
     starts = _line_starts(text)

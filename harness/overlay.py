@@ -11,6 +11,7 @@ import difflib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -77,7 +78,7 @@ def plan(reversals: Iterable[Reversal], roots: Sequence[Path | str] = ()) -> Pla
                 f"the edit doesn't fit {first.relpath}'s encoding: {error}", fix=", ".join(fixes), target=first.target
             ) from None
         locations = tuple(location for _, location in items)
-        result[file] = EditedFile(file, first.root, first.relpath, source.encode(source.text), new, fixes, locations)
+        result[file] = EditedFile(file, first.root, first.relpath, source.data, new, fixes, locations)
     return result
 
 
@@ -140,16 +141,18 @@ def _links(files: Sequence[EditedFile]) -> _Links:
 
 def _ways(files: Sequence[EditedFile]) -> dict[str, str]:
     """The folders that an overlay has of its own: path below it -> the original."""
-    folders = {(file.root, parent) for file in files for parent in file.relpath.parents if parent != Path(".")}
-    return {str(parent): str(root / parent) for root, parent in folders}
+    paths = [(file.root, file.relpath.parts) for file in files]
+    ways = [(root, "/".join(parts[:at])) for root, parts in paths for at in range(1, len(parts))]
+    return {way: f"{root}/{way}" for root, way in ways}
 
 
 def _digest(files: Sequence[EditedFile], links: _Links) -> str:
-    digest = hashlib.sha256(_FORMAT)
+    digest = hashlib.blake2b(_FORMAT, digest_size=32)
     for file in files:
         for part in (os.fsencode(file.root), os.fsencode(file.relpath), file.new):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    digest.update(b"".join(os.fsencode(f"{below}\0{original}\0") for below, original in sorted(links.items())))
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    digest.update(os.fsencode("\0".join(map("\0".join, sorted(links.items())))))
     return digest.hexdigest()
 
 
@@ -168,26 +171,26 @@ def _is_whole(directory: Path, files: Sequence[EditedFile], links: _Links) -> bo
         status = directory.lstat()
         if status.st_uid != os.getuid():
             raise InfraError(f"the overlay {directory} belongs to another user: remove it")
+        copies, folders = {str(file.relpath): file.new for file in files}, _ways(files)
         return (
             stat.S_ISDIR(status.st_mode)
-            and set(_entries(str(directory))) == {*_ways(files), *links, *(str(file.relpath) for file in files)}
-            and all((directory / file.relpath).read_bytes() == file.new for file in files)
-            and all(os.readlink(f"{directory}/{below}") == original for below, original in links.items())
+            and dict(_entries(str(directory), folders)) == links | dict.fromkeys([*folders, *copies])
+            and all((directory / below).read_bytes() == new for below, new in copies.items())
         )
     except OSError:
         return False
 
 
-def _entries(directory: str, below: str = "") -> Iterator[str]:
-    """All that is in an overlay, but for what Python compiles there; links are not followed."""
-    with os.scandir(f"{directory}/{below}") as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name != "__pycache__":
-                    yield f"{below}{entry.name}"
-                    yield from _entries(directory, f"{below}{entry.name}/")
-            else:
-                yield f"{below}{entry.name}"
+def _entries(directory: str, folders: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """All that is in these folders of an overlay, but for what Python compiles there: where it links to, or None."""
+    for folder in ("", *folders):
+        with os.scandir(f"{directory}/{folder}") as entries:
+            for entry in entries:
+                below = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_symlink():
+                    yield below, os.readlink(entry.path)
+                elif entry.name != "__pycache__" or not entry.is_dir(follow_symlinks=False):
+                    yield below, None
 
 
 def _publish(made: Path, final: Path, files: Sequence[EditedFile], links: _Links) -> None:
@@ -239,11 +242,10 @@ def _remove(overlay: Path) -> None:
 
 def _sweep(overlays: Path) -> None:
     """Remove what killed processes left, and overlays that nobody has used for a month."""
-    left = [*overlays.glob(".making-*"), *overlays.glob(".damaged-*")]
-    ages = dict.fromkeys(left, _STALE_SECONDS) | dict.fromkeys(overlays.glob("[0-9a-f]" * 64), _UNUSED_SECONDS)
-    for path, seconds in ages.items():
-        try:
-            if time.time() - path.lstat().st_mtime > seconds:
-                _remove(path)
-        except OSError:
-            continue
+    for name in sorted(os.listdir(overlays)):
+        left = name.startswith((".making-", ".damaged-"))
+        if left or re.fullmatch("[0-9a-f]{64}", name):
+            with contextlib.suppress(OSError):
+                path = overlays / name
+                if time.time() - path.lstat().st_mtime > (_STALE_SECONDS if left else _UNUSED_SECONDS):
+                    _remove(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,8 @@ from harness.outline import Crop
 from harness.remembered import remembered
 from harness.targets import Location
 from harness.tokens import Language
+
+_AT_THE_LEFT = re.compile(r"\n[^\s#]")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _apply(text: str, changes: tuple[Change, ...], language: Language, name: str
         except RottedError as error:
             return {"rotted": error.message, "fix": error.fix, "target": error.target}
 
-    about = [[asdict(change) for change in changes], language, name, explain]
+    about = [[{**vars(change), "edit": vars(change.edit)} for change in changes], language, name, explain]
     answer = remembered("pieces.apply", text, about, work)
     if "rotted" in answer:
         raise RottedError(answer["rotted"], fix=answer["fix"], target=answer["target"])
@@ -99,4 +101,4 @@ def _is_inside(old: str, new: str, head: str, appends: bool) -> bool:
     """Whether a crop begins as it did, ends as it did where lines were put behind others, and is all in its class."""
     lines = old[len(head) :].splitlines(keepends=True)
     ends = new.startswith(head + lines[0]) and (new.endswith(lines[-1]) or not appends)
-    return ends and not (head and re.search(r"^[^\s#]", new[len(head) :], re.MULTILINE))
+    return ends and not (head and _AT_THE_LEFT.search(new, len(head) - 1))

@@ -22,22 +22,24 @@ from harness.cache import cache_dir
 from harness.errors import InfraError
 
 SMALL = 512  # characters: such a text is parsed as fast as an answer about it is found
-_ANSWER = ("strings", "tokens", "snippets", "meaning", "edits", "outline", "pieces")  # modules
+_ANSWER = ("strings", "tokens", "snippets", "meaning", "edits", "glance", "outline", "pieces")  # modules
+_PLACES = ("UNFIX_CACHE", "XDG_CACHE_HOME", "HOME")  # what says where the cache is
 _OLD_SECONDS = 30 * 24 * 3600.0
 
 
-def remembered(question: str, text: str, about: Any, work: Callable[[], Any]) -> Any:
+def remembered(question: str, text: str, about: Any, work: Callable[[], Any], data: bytes | None = None) -> Any:
     """What `work()` says, or said when the same was asked about this text before.
 
     `about` is JSON-ready, and so must the answer be; it comes back as JSON has it, with lists for tuples. What `work`
-    raises is raised and forgotten. Where the cache can't be used, nothing is remembered.
+    raises is raised and forgotten. Where the cache can't be used, nothing is remembered. `data`: the bytes that the
+    text was read from, where they are at hand: to make them anew takes as long as all the rest.
     """
     if len(text) < SMALL:
         return work()
     try:
-        kept = _folder() / _key(question, text, about)
-        with contextlib.suppress(FileNotFoundError, ValueError):  # not asked yet, or damaged
-            return json.loads(kept.read_bytes())
+        kept = _folder(*map(os.environ.get, _PLACES)) / _key(question, text if data is None else data, about)
+        with contextlib.suppress(FileNotFoundError, ValueError), open(kept, "rb") as file:  # not asked yet, or damaged
+            return json.loads(file.read())
     except (InfraError, OSError):
         return work()
     answer = work()
@@ -63,24 +65,28 @@ def _keep(kept: Path, answer: Any) -> None:
                     os.unlink(other.path)
 
 
-def _folder() -> Path:
+@lru_cache(maxsize=4)  # looking at who may write there takes as long as an answer
+def _folder(*places: str | None) -> Path:
     return cache_dir() / "answers"
 
 
-def _key(question: str, text: str, about: Any) -> str:
-    asked = json.dumps([question, about, _digest_of_text(text), _version()])
-    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()
+def _key(question: str, text: str | bytes, about: Any) -> str:
+    kind = "text" if isinstance(text, str) else "bytes"
+    asked = json.dumps([question, about, kind, _digest(text), _version()])
+    return hashlib.blake2b(asked.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
 @lru_cache(maxsize=32)
-def _digest_of_text(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest(text: str | bytes) -> str:
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def _version() -> str:
     """Of what answers."""
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.blake2b(sys.version.encode(), digest_size=32)
     for name in _ANSWER:
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+        with open(f"{os.path.dirname(__file__)}/{name}.py", "rb") as file:
+            digest.update(file.read())
     return digest.hexdigest()

@@ -201,11 +201,15 @@ def reindent(snippet: str, text: Text, indent: str, *, dedent: bool) -> str:
     for start, line in zip(starts, snippet.split("\n"), strict=True):
         blank = line[: len(line) - len(line.lstrip())]
         lines.append((start in inside, start + len(blank) in begins, blank, line.lstrip()))
-    base = len(lines[0][2]) if dedent else 0
+    first = lines[0][2] if dedent else ""
+    base = len(first)
     blanks = [blank for kept, begin, blank, _ in lines if begin and not kept and "\t" not in blank]
     step, unit = min((abs(len(blank) - base) for blank in blanks if len(blank) != base), default=0), text.indent_unit()
     fitted = []
     for kept, _, blank, code in lines:
+        if not blank.startswith(first[: len(blank)]):  # blanks and tabs: there is no telling which is deeper
+            fitted.append(blank + code)
+            continue
         deeper, less = blank[base:], max(base - len(blank), 0)
         if step and "\t" not in blank and unit != " " * step:
             deeper = unit * (len(deeper) // step) + " " * (len(deeper) % step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import io
+import os
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,26 +27,29 @@ _LONGEST = 250  # bytes of a target: a file system takes 255 for a name
 
 @dataclass(frozen=True)
 class Source:
-    """A file's text with its line ends as they are, and what it takes to write it back byte by byte."""
+    """A file's bytes, its text with line ends as they are, and what it takes to write another one back byte by byte."""
 
+    data: bytes
     text: str
     encoding: str
     bom: bool
+
+    def __hash__(self) -> int:
+        return hash((len(self.data), self.encoding))  # a quarter of a megabyte would take as long as to read it
 
     def encode(self, text: str) -> bytes:
         return (_BOM if self.bom else b"") + text.encode(self.encoding, self._errors)
 
     def line(self, offset: int) -> int:
         """The 1-based line of a character offset."""
-        ends = {end: self.text.count(end, 0, offset) for end in ("\n", "\r", "\r\n")}
-        return 1 + ends["\n"] + ends["\r"] - ends["\r\n"]
+        ends = {end: self.text.count(end, 0, offset) for end in ("\n", "\r")}
+        return 1 + ends["\n"] + (ends["\r"] - self.text.count("\r\n", 0, offset) if ends["\r"] else 0)
 
     @property
     def _errors(self) -> str:
         return "surrogateescape" if self.encoding == "utf-8" else "strict"
 
     @staticmethod
-    @lru_cache(maxsize=16)
     def decode(data: bytes, language: Language) -> Source:
         """Raise ValueError or SyntaxError for a file whose bytes can't be written back as they were."""
         bom = data.startswith(_BOM)
@@ -55,8 +59,8 @@ class Source:
             encoding = tokenize.detect_encoding(io.BytesIO(body).readline)[0]
         strict = language == "python" or encoding != "utf-8"
         text = body.decode(encoding, "strict" if strict else "surrogateescape")
-        source = Source(text, encoding, bom)
-        if source.encode(text) != data:
+        source = Source(data, text, encoding, bom)
+        if encoding != "utf-8" and source.encode(text) != data:  # in UTF-8 a text has one way to be written
             raise ValueError(f"encoding {encoding} doesn't round-trip")
         return source
 
@@ -113,28 +117,25 @@ def locate(target: str, roots: Sequence[Path | str] = (), *, explain: bool = Tru
     is_path = "/" in target
     parts = target.split("/" if is_path else ".")
     root = import_root(parts[0], roots)
-    package = root / parts[0]
     rest: list[str] = []
     if is_path:
-        file = root.joinpath(*parts)
-        if not file.is_file():
+        file = _path(f"{root}/{target}")
+        if not os.path.isfile(file):
             near = _nearest_file(root, file) if explain else ""
             raise RottedError(f"no such file in {root}{near}", target=target)
     else:
         file, rest = _module_file(root, parts, target, explain)
-        if not package.is_dir():
-            package = file
-    inside = package.resolve() if package.is_dir() else root.resolve()
-    if not file.resolve().is_relative_to(inside):
-        raise RottedError(f"{file} is a link that leaves {inside}: only its own files are edited", target=target)
+    package, relpath, module = _names(root, file)
+    if any(os.path.islink(f"{root}/{step}") for step in (relpath, *relpath.parents[:-2])):
+        inside = os.path.realpath(package if package != file else root)
+        if not os.path.realpath(file).startswith(f"{inside.rstrip('/')}/"):
+            raise RottedError(f"{file} is a link that leaves {inside}: only its own files are edited", target=target)
     language = language_of(file)
     assert language is not None
     try:
-        source = Source.decode(file.read_bytes(), language)
+        source = _read(file, language)
     except (ValueError, SyntaxError, LookupError) as error:
         raise RottedError(f"{file} can't be decoded: {error}", target=target) from None
-    relpath = file.relative_to(root)
-    module = ".".join(relpath.with_suffix("").parts).removesuffix(".__init__") if language == "python" else ""
     kind: Literal["function", "class", "module", "file"] = "file" if is_path else "module"
     regions: tuple[Region, ...] = ((0, len(source.text)),)
     crop = Crop(0, len(source.text))
@@ -142,19 +143,49 @@ def locate(target: str, roots: Sequence[Path | str] = (), *, explain: bool = Tru
     if rest:
         wanted = ".".join(rest)
         try:
-            place = outline.find(source.text, wanted)
+            place = _place(source, wanted)
+            near = outline.nearest(source.text, wanted, module) if place is None and explain else ""
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RottedError(f"{file} doesn't parse under this Python: {error}", target=target) from None
         if place is None:
-            near = outline.nearest(source.text, wanted, module) if explain else ""
             raise RottedError(f"{file} has no {wanted}{near}", target=target)
         kind, qualname, regions, crop = place.kind, place.qualname, place.regions, place.crop
     return Location(target, kind, file, root, package, relpath, module, qualname, regions, crop, source, language)
 
 
+@lru_cache(maxsize=32)
+def _place(source: Source, name: str) -> outline.Place | None:
+    return outline.find(source.text, name, source.data)
+
+
+_path = lru_cache(maxsize=256)(Path)
+
+
+@lru_cache(maxsize=256)
+def _names(root: Path, file: Path) -> tuple[Path, Path, str]:
+    """The package below a root that a file is in, or its one file; the file's path below the root; its module."""
+    relpath = file.relative_to(root)
+    module = ".".join(relpath.with_suffix("").parts).removesuffix(".__init__")
+    return root / relpath.parts[0], relpath, module if language_of(file) == "python" else ""
+
+
+_sources: dict[Path, Source] = {}  # as last read, for a process asks about the same few all the time
+
+
+def _read(file: Path, language: Language) -> Source:
+    """A file's text, as it is now. Raises what `Source.decode` does."""
+    with open(file, "rb") as opened:
+        data = opened.read()
+    before = _sources.pop(file, None)
+    source = _sources[file] = before if before and before.data == data else Source.decode(data, language)
+    while len(_sources) > 16:
+        del _sources[next(iter(_sources))]
+    return source
+
+
 def import_root(top: str, roots: Sequence[Path | str]) -> Path:
-    for root in map(Path, roots):
-        if (root / top).is_dir() or (root / f"{top}.py").is_file():
+    for root in map(_path, roots):
+        if os.path.isdir(f"{root}/{top}") or os.path.isfile(f"{root}/{top}.py"):
             return root.absolute()
     try:
         spec = importlib.util.find_spec(top)  # a top-level name: looks it up, imports nothing
@@ -172,22 +203,22 @@ def import_root(top: str, roots: Sequence[Path | str]) -> Path:
 
 def _module_file(root: Path, parts: list[str], target: str, explain: bool) -> tuple[Path, list[str]]:
     """The file of the deepest module on the way, and the names that are left, as Python's import would pick it."""
-    directory = root
+    directory = str(root)
     for index, part in enumerate(parts):
-        below, module = directory / part, directory / f"{part}.py"
-        if below.is_dir() and ((below / "__init__.py").is_file() or not module.is_file()):
+        below, module = f"{directory}/{part}", f"{directory}/{part}.py"
+        if os.path.isdir(below) and (os.path.isfile(f"{below}/__init__.py") or not os.path.isfile(module)):
             directory = below
-        elif module.is_file():
-            return module, parts[index + 1 :]
+        elif os.path.isfile(module):
+            return _path(module), parts[index + 1 :]
         else:
-            init = directory / "__init__.py"
+            init = Path(directory, "__init__.py")
             if init.is_file() and ".".join(parts[index:]) in _names_of(init):
                 return init, parts[index:]
             prefix = ".".join(parts[:index])
-            near = _nearest_module(directory, part, prefix) if explain else ""
+            near = _nearest_module(Path(directory), part, prefix) if explain else ""
             raise RottedError(f"{prefix} has no {part}{near}", target=target)
-    init = directory / "__init__.py"
-    if not init.is_file():
+    init = _path(f"{directory}/__init__.py")
+    if not os.path.isfile(init):
         raise RottedError(f"{directory} has no __init__.py: nothing to edit", target=target)
     return init, []
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from harness import overlay
 from harness.edits import Edit, Reversal
 from harness.errors import InfraError, RottedError
 
+HOUR, MONTH = 3600, 30 * 24 * 3600
 MOD = b"def width(topk, n):\r\n    return topk * n\r\n\r\n\r\ndef check(n):\r\n    assert n\r\n    return n\r\n"
 
 
@@ -71,6 +74,12 @@ def test_diff_of_a_file_without_a_last_newline(root):
     assert (root / "pkg/near/mod.py").read_bytes() == b"a = 1\nb = 3"
 
 
+def test_a_diff_is_text_whatever_the_file_is(root):
+    (root / "pkg/far/deep.py").write_bytes(b"# coding: latin-1\nx = '\xe9'\n")
+    plan = overlay.plan([Reversal("1:x", "pkg.far.deep", (Edit("x = 'é'", "x = 1"),))], [root])
+    assert overlay.diff(plan).splitlines()[-2:] == ["-x = '\ufffd'", "+x = 1"]
+
+
 def test_only_edited_files_are_copied(root):
     built = overlay.build(overlay.plan([SIZE, STORE], [root]))
     assert built is not None
@@ -90,6 +99,14 @@ def test_only_edited_files_are_copied(root):
         "pkg/near/mod.py": "copy",
         "pkg/csrc/k.cuh": "copy",
     }
+    assert (built / "pkg/near").stat().st_mode & 0o777 == 0o700
+
+
+def test_two_files_of_one_folder(root):
+    other = Reversal("1:other", "pkg.near.other", (Edit("from pkg.near.mod import width", "width = 1"),))
+    built = overlay.build(overlay.plan([SIZE, other], [root]))
+    assert b"return n\r\n" in (built / "pkg/near/mod.py").read_bytes()
+    assert (built / "pkg/near/other.py").read_bytes() == b"width = 1\n"
 
 
 def test_a_child_runs_the_overlays_file(root):
@@ -110,6 +127,12 @@ def test_content_addressed(root):
     assert overlay.diff({}) == ""
 
 
+def test_another_place_or_another_text_is_another_overlay():
+    parts = [("/r", "ab", "c"), ("/r", "a", "bc"), ("/ra", "b", "c"), ("/r", "ab", "d"), ("/r", "ac", "c")]
+    files = [SimpleNamespace(root=root, relpath=relpath, new=new.encode()) for root, relpath, new in parts]
+    assert len({overlay._digest([file], {}) for file in files}) == len(parts)
+
+
 def test_a_failing_edit_leaves_nothing(root, tmp_path):
     gone = Reversal("1:gone", "pkg.far.deep", (Edit("y = 1", ""),))
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -126,10 +149,12 @@ def test_a_missing_target_names_the_fix(root):
 
 
 def test_an_edit_that_the_file_s_encoding_lacks_is_refused(root):
-    (root / "pkg/far/deep.py").write_bytes(b"# coding: latin-1\nx = 1\n")
+    (root / "pkg/far/deep.py").write_bytes(b"# coding: latin-1\nx = 1\n\n\ndef f():\n    return 2\n")
     euro = Reversal("1:euro", "pkg.far.deep", (Edit("x = 1", "x = '\u20ac'"),))
-    with pytest.raises(RottedError, match="1:euro in pkg.far.deep: the edit doesn't fit pkg/far/deep.py's encoding"):
-        overlay.plan([euro], [root])
+    three = Reversal("1:three", "pkg.far.deep.f", (Edit("return 2", "return 3"),))
+    said = "1:euro, 1:three in pkg.far.deep: the edit doesn't fit pkg/far/deep.py's encoding"
+    with pytest.raises(RottedError, match=said):
+        overlay.plan([euro, three], [root])
 
 
 @pytest.mark.parametrize("words", [(28, "No space left on device"), ("no number",)])
@@ -158,7 +183,10 @@ def test_a_full_disk_leaves_nothing_half_made(root, tmp_path, monkeypatch):
     assert overlay.build(plan) is not None
 
 
-@pytest.mark.parametrize("damage", ["edited", "link", "directory", "extra", "top", "linked"])
+DAMAGES = ["edited", "link", "relinked", "unlinked", "directory", "extra", "no cache", "top", "linked", "pipe"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_overlay_is_made_again(root, damage):
     plan = overlay.plan([SIZE], [root])
     built = overlay.build(plan)
@@ -167,10 +195,21 @@ def test_a_damaged_overlay_is_made_again(root, damage):
         (built / "pkg/near/mod.py").write_text("")
     elif damage == "link":
         (built / "pkg/data.txt").unlink()
+    elif damage in ("relinked", "unlinked"):
+        (built / "pkg/data.txt").unlink()
+        if damage == "relinked":
+            (built / "pkg/data.txt").symlink_to(root / "pkg/__init__.py")
+        else:
+            (built / "pkg/data.txt").write_text("other")
     elif damage == "directory":
         (built / "pkg/near/mod.py").unlink()
     elif damage == "extra":
         (built / "pkg/near/planted.py").touch()
+    elif damage == "no cache":
+        (built / "pkg/near/__pycache__").touch()
+    elif damage == "pipe":
+        (built / "pkg/near").rename(built.parent.parent / "near")
+        os.mkfifo(built / "pkg/near")
     elif damage == "top":
         (built / "json").mkdir()
         (built / "json/__init__.py").touch()
@@ -178,19 +217,61 @@ def test_a_damaged_overlay_is_made_again(root, damage):
         (built / "pkg/near").rename(built.parent.parent / "near")
         (built / "pkg/near").symlink_to(built.parent.parent / "near")
     assert overlay.build(plan) == built
-    assert not (built / "pkg/near/planted.py").exists() and [path.name for path in built.iterdir()] == ["pkg"]
+    assert os.listdir(built) == ["pkg"]
+    assert sorted(os.listdir(built / "pkg/near")) == ["__init__.py", "mod.py", "other.py"]
     assert not (built / "pkg/near").is_symlink()
     assert (built / "pkg/near/mod.py").read_bytes() == plan[root / "pkg/near/mod.py"].new
     assert (built / "pkg/data.txt").read_text() == "data"
     assert [path.name for path in built.parent.iterdir()] == [built.name]
 
 
-def test_what_python_compiles_in_an_overlay_is_no_damage(root):
+def test_an_overlay_that_is_gone_as_it_is_found_is_made_again(root, monkeypatch):
+    plan, hold = overlay.plan([SIZE], [root]), overlay._hold
+    built = overlay.build(plan)
+
+    def gone(final):
+        monkeypatch.setattr(overlay, "_hold", hold)
+        overlay.shutil.rmtree(final)
+        return False
+
+    monkeypatch.setattr(overlay, "_hold", gone)
+    assert overlay.build(plan) == built and overlay._is_whole(built, list(plan.values()), overlay._links(plan.values()))
+
+
+def test_a_damaged_overlay_that_stays_in_the_way_is_one_line(root, monkeypatch):
+    plan, tries = overlay.plan([SIZE], [root]), []
+    built = overlay.build(plan)
+    (built / "pkg/near/mod.py").write_text("")
+
+    def rename(path, to):
+        if Path(path) != built:
+            tries.append(to)
+            raise OSError(39, "Directory not empty")
+        raise FileNotFoundError(path)  # another process was faster, and put another such there
+
+    monkeypatch.setattr(overlay.os, "rename", rename)
+    with pytest.raises(InfraError, match="can't replace the damaged overlay .*: remove it"):
+        overlay.build(plan)
+    assert tries == [built] * 3
+    assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+def test_another_user_s_overlay_is_refused(root, tmp_path, monkeypatch):
+    plan = overlay.plan([SIZE], [root])
+    built = overlay.build(plan)
+    monkeypatch.setattr(overlay, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(os, "getuid", lambda: 987654)
+    with pytest.raises(InfraError, match=f"the overlay {built} belongs to another user: remove it"):
+        overlay.build(plan)
+
+
+def test_what_python_compiles_in_an_overlay_is_no_damage(root, monkeypatch):
     plan = overlay.plan([SIZE], [root])
     built = overlay.build(plan)
     before = built.stat().st_ino
     (built / "pkg/near/__pycache__").mkdir()
     (built / "pkg/near/__pycache__/mod.cpython-311.pyc").touch()
+    monkeypatch.setattr(overlay.tempfile, "mkdtemp", None)  # nothing is made
     assert overlay.build(plan) == built and built.stat().st_ino == before
 
 
@@ -217,15 +298,12 @@ def test_overlays_that_nobody_uses_are_swept(root):
         os.close(overlay._held.popitem()[1])
     for path in (used, unused):
         os.utime(path, (0, 0))
-    assert overlay.build(plans[0]) == used
+    assert overlay.build(plans[0]) == used and used.stat().st_mtime > MONTH
     other = used.parent / "not-an-overlay"
     other.mkdir()
     os.utime(other, (0, 0))
     overlay.build(plans[2])
     assert used.exists() and other.exists() and not unused.exists()
-
-
-HOUR, MONTH = 3600, 30 * 24 * 3600
 
 
 @pytest.mark.parametrize(("name", "age"), [(".making-x", HOUR), (".damaged-x", HOUR), ("0" * 64, MONTH)])
@@ -239,6 +317,18 @@ def test_what_is_old_enough_is_swept_and_no_sooner(root, tmp_path, monkeypatch, 
         os.utime(path, (now - seconds, now - seconds))
         overlay._sweep(path.parent)
         assert path.exists() == kept
+
+
+def test_what_is_no_overlay_is_passed_over(tmp_path, monkeypatch):
+    names, removed = ["not-an-overlay", ".making-a", "0" * 65, "0" * 64], []
+    for name in names:
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0))
+    listed = contextlib.nullcontext([SimpleNamespace(name=name) for name in names])
+    monkeypatch.setattr(overlay.os, "scandir", lambda path: listed)
+    monkeypatch.setattr(overlay, "_remove", removed.append)
+    overlay._sweep(tmp_path)
+    assert removed == [tmp_path / ".making-a", tmp_path / ("0" * 64)]
 
 
 def test_one_that_can_t_be_looked_at_stops_no_sweep(root, tmp_path, monkeypatch):
@@ -261,6 +351,39 @@ def test_one_that_can_t_be_looked_at_stops_no_sweep(root, tmp_path, monkeypatch)
     assert [path.name for path in overlays.glob(".making-*")] == looked[:1]
 
 
+def rmtree_that_fails(path, ignore_errors=False):
+    """As of a folder that can't be removed."""
+    if not ignore_errors:
+        raise PermissionError(13, "Permission denied")
+
+
+def test_without_locks_age_is_all_that_counts(root, monkeypatch):
+    def flock(handle, kind):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(overlay.fcntl, "flock", flock)
+    built = overlay.build(overlay.plan([SIZE], [root]))
+    handles = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(overlay.shutil, "rmtree", rmtree_that_fails)
+        overlay._remove(built)
+    assert built.is_dir() and len(os.listdir("/proc/self/fd")) == handles
+    overlay._remove(built)
+    assert not built.exists()
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+def test_what_is_no_folder_is_not_removed(tmp_path, kind):
+    path = tmp_path / "x"
+    if kind == "a file":
+        path.touch()
+    else:
+        path.symlink_to(tmp_path)
+    with pytest.raises(OSError, match="directory|symbolic links"):
+        overlay._remove(path)
+    assert os.path.lexists(path)
+
+
 def test_folders_on_the_way_have_names_that_a_sweep_finds(root, tmp_path, monkeypatch):
     made, mkdtemp = [], overlay.tempfile.mkdtemp
 
@@ -268,12 +391,8 @@ def test_folders_on_the_way_have_names_that_a_sweep_finds(root, tmp_path, monkey
         made.append(Path(mkdtemp(**options)))
         return str(made[-1])
 
-    def rmtree(path, ignore_errors=False):
-        if not ignore_errors:
-            raise PermissionError(13, "Permission denied")  # as of a folder that can't be removed
-
     monkeypatch.setattr(overlay.tempfile, "mkdtemp", noted)
-    monkeypatch.setattr(overlay.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(overlay.shutil, "rmtree", rmtree_that_fails)
     plan = overlay.plan([SIZE], [root])
     built = overlay.build(plan)
     (built / "pkg/near/mod.py").write_text("")

@@ -68,14 +68,15 @@ def test_a_matrix_is_as_good_as_its_slowest_run(
     monkeypatch.setattr(performance, "ROOT", tmp_path)
     (tmp_path / "results").mkdir()
     environment = {"device": "d", "commit": None, "sources": "e"}
-    run = {"cases": 9, "jobs": 2, "leg_seconds": 50.0, "environment": environment}
-    runs = [{**run, "visible": at, "wall_seconds": took} for at, took in (("0", 60.0), ("0,1", 30.0), ("1,0", 36.0))]
-    document = {"command": "c", "runs": runs, "speed_up": {"0,1": 2.0, "1,0": 1.67}}
+    run = {"cases": 9, "jobs": 2, "workers_a_gpu": 2, "leg_seconds": 50.0, "environment": environment}
+    times = (("0", 60.0, 1.0), ("0,1", 30.0, 2.0), ("1,0", 36.0, 1.67))
+    runs = [{**run, "visible": at, "wall_seconds": took, "speed_up": faster} for at, took, faster in times]
+    document = {"command": "c", "runs": runs}
     (tmp_path / "results" / "h200-x2.json").write_text(json.dumps(document))
     rows = [line.split("|")[4:7] for line in performance.table().splitlines() if "`c`" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["60.0 s (9 cases, 2 workers)", "met", "`c`, d, sources e"],
         ["50.0 s over 2 workers: 25 s", "", "`c`, d, sources e"],
-        ["2.0 (30.0 s), 1.67 (36.0 s)", "missed", "`c`, d, sources e"],
+        ["2.0 (30.0 s, 2 workers a GPU), 1.67 (36.0 s, 2 workers a GPU)", "missed", "`c`, d, sources e"],
         ["50.0 s over 2 workers: 25 s; 50.0 s over 2 workers: 25 s", "", "`c`, d, sources e"],
     ]

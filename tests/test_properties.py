@@ -331,6 +331,7 @@ FOUND = {
     "lines in brackets left of their statement": ("a change undone", ("if a:\n    b()\n    f(\na)\n", 2)),
     "blanks in brackets in a file with tabs": (
         "a change undone", ("if b:\n\tc()\nif a:\n\ta = (a +\n\n    b)\n", 1)),
+    "a tab in brackets among blanks": ("a change undone", ("if a:\n    if (a and\n\tb):\n        a = a\n", 1)),
     "blank lines with blanks": ("a change undone", ("if b:\n  c()\nif a:\n  b()\n \n  c()\n", 1)),
     "a comma behind what is imported": (
         "the same twice", (("from . import (", texts.WRAP, "a", texts.COMMA, ")"), 0, 0)),

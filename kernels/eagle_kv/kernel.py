@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 TILE = 512  # elements; one store of 16 bytes a thread
-PROGRAMS = 32768  # a launch's, about: for a program to have one tile, where not most of them would have none
+PROGRAMS = 32768  # a launch's, about: fewer have several tiles each and end unevenly, more have none at short prefixes
 EDGE = 7 + 3  # elements of a list before its first whole sector, and behind its last 16 bytes, at most
 
 
