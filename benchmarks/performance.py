@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from page import filled
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- {}: python benchmarks/performance.py -->\n", "<!-- end of {} -->\n"
 TOOLS = ("nothing", "ours", "memcheck", "padded", "cached", "debug")
 
 
@@ -274,10 +275,7 @@ def alternatives() -> str:
 
 def page(text: str) -> str:
     """The page with its tables as the files have them."""
-    for name, made in {"table": table, "alternatives": alternatives}.items():
-        before, rest = text.split(BEGIN.format(name))
-        text = before + BEGIN.format(name) + made() + END.format(name) + rest.split(END.format(name))[1]
-    return text
+    return filled(text, "benchmarks/performance.py", {"table": table, "alternatives": alternatives})
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from page import filled
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "trust.md"
-BEGIN, END = "<!-- {}: python benchmarks/trust.py -->\n", "<!-- end of {} -->\n"
 
 
 def mutation() -> str:
@@ -44,10 +45,7 @@ def _read(name: str) -> Any:
 
 def page(text: str) -> str:
     """The page with its tables as the files have them."""
-    for name, made in {"mutation": mutation, "fuzz": fuzz}.items():
-        before, rest = text.split(BEGIN.format(name))
-        text = before + BEGIN.format(name) + made() + END.format(name) + rest.split(END.format(name))[1]
-    return text
+    return filled(text, "benchmarks/trust.py", {"mutation": mutation, "fuzz": fuzz})
 
 
 if __name__ == "__main__":

@@ -254,6 +254,12 @@ UNRESOLVED = {
         f"it fails with a, b out, {DOUBT} a or b back in",
         "there may be more: it skips with all but a out (1 more such trial)",
     ),
+    "skip if a & ~b; timeout if b & ~a; fail if a; pass": (
+        *(7, "", "a b: a b"),
+        "it fails with a, b out, but can't be told to need each of them: "
+        "it times out with a back in; it skips with b back in",
+        "there may be more: it times out with all but a out (1 more such trial)",
+    ),
     "skip if (a | b | c) & ~(a & b & c); fail if a; pass": (
         *(10, "", "a b c: a b c"),
         f"it fails with a, b, c out, {DOUBT} a or b or c back in",
@@ -284,7 +290,13 @@ def test_unresolved(rules, jobs):
     assert [found(result), doubtful, *result.notes] == expected
     assert jobs > 1 or result.trials == trials
     assert result.complete == (not result.notes)
-    assert all(answer.kind == "skip" for one in result.unresolved for answer in one.answers)
+    assert all(answer.kind in ("skip", "timeout") for one in result.unresolved for answer in one.answers)
+
+
+def test_an_answer_that_is_missing_is_an_error():
+    command = Command("fail if a & b; pass")
+    with pytest.raises(ValueError, match="shorter"):
+        search(NAMES, lambda selections, runs: command.ask(selections, runs)[: 2 if not command.asked[1:] else -1])
 
 
 def test_what_could_not_be_told_is_no_matter_once_a_set_in_it_is_named():
@@ -302,11 +314,11 @@ def test_too_many_sets_to_be_sure():
 
 
 def test_a_found_set_says_what_it_rests_on():
-    for rules, passing, failing in [("fail if b & k; pass", "b", "bk"), ("pass if b & k; fail", "bk", "b")]:
+    for rules, passing, failing in [("fail if b & d & k; pass", "bd", "bdk"), ("pass if b & d & k; fail", "bdk", "bd")]:
         (one,) = search(NAMES, Command(rules).ask).sets
-        assert one.out == ("b", "k") and ("".join(one.passing), "".join(one.failing)) == (passing, failing)
+        assert one.out == ("b", "d", "k") and ("".join(one.passing), "".join(one.failing)) == (passing, failing)
         near, far = ("pass", "fail") if rules.startswith("fail") else ("fail", "pass")
-        assert one.answer == Answer(far, {far: 3}) and one.without == (Answer(near, {near: 3}),) * 2
+        assert one.answer == Answer(far, {far: 3}) and one.without == (Answer(near, {near: 3}),) * 3
         assert one.complement == Answer(near, {near: 3})
 
 
@@ -363,6 +375,12 @@ def test_notes_on_the_way():
 )
 def test_wilson(hits, runs, low, high):
     assert wilson(hits, runs) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize(("hits", "low", "high"), [(60, 50, 69), (90, 83, 94)])
+def test_a_flaky_answer_says_its_rate_and_interval(hits, low, high):
+    said = f"fails in {hits} of 100 runs ({hits} %, 95 % interval {low} to {high} %)"
+    assert str(Answer.of(Counter({"fail": hits, "pass": 100 - hits}))) == said
 
 
 # Properties: random commands over a few fixes against every subset that there is

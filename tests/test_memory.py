@@ -33,7 +33,7 @@ from harness.memory import (
 from harness.memory.guard_page import GuardPage
 from harness.memory.scrub import scrub
 from harness.memory.sparse import LEAST
-from harness.memory.watch import Zone
+from harness.memory.watch import Zone, _capturing, _is_plain
 from harness.sandbox import Request, Sandbox
 
 ROOT = Path(__file__).parent.parent
@@ -145,6 +145,7 @@ def test_what_is_passed_through_is_not_watched() -> None:
             torch.zeros(3, layout=torch.sparse_coo),
             torch.zeros_like(wrapped),
             torch.zeros_like(input=wrapped),
+            torch.full_like(wrapped, 4),
         ]
         out = torch.ones(2)
         torch.zeros(2, out=out)
@@ -153,13 +154,22 @@ def test_what_is_passed_through_is_not_watched() -> None:
         array[0] = 9
     assert [each.device.type for each in made[3:5]] == ["meta", "meta"]
     assert made[5].layout == torch.sparse_coo
-    assert [type(each) for each in made[-2:]] == [Wrapped, Wrapped]
+    assert [type(each) for each in made[-3:]] == [Wrapped] * 3
     assert [alias[0] for alias in aliases] == [9, 9]
     assert out.tolist() == [0, 0]
     assert [a.label for a in watch.allocations] == [
         "out = torch.ones(2)",
         "array = torch.ones(3).numpy()",
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "plain"),
+    [({}, True), ({"pin_memory": False, "out": None, "names": None}, True), ({"pin_memory": True}, False),
+     ({"names": ("rows",)}, False), ({"out": torch.ones(3)}, False)],
+)  # fmt: skip
+def test_what_is_pinned_named_or_given_is_none_of_ours(more, plain) -> None:
+    assert _is_plain((3,), more) is plain
 
 
 @pytest.mark.parametrize("detector", [name for name in DETECTORS if name != "none"])
@@ -176,11 +186,12 @@ def test_what_a_scenario_compares_with_is_not_watched(detector: str) -> None:
 
 def test_arguments_may_be_named() -> None:
     with torch.device("meta"), RedZone(ZONE) as watch:
-        like = torch.ones_like(input=SOURCE)
+        like, full = torch.ones_like(input=SOURCE), torch.full_like(SOURCE, 4)
     with watch:
         data = torch.as_tensor(data=[1, 2])
     assert (like.tolist(), data.tolist()) == ([[1, 1, 1]] * 2, [1, 2]), "as its source, not by default, on the CPU"
-    assert [a.shape for a in watch.allocations] == [(2, 3), (2,)]
+    assert full.tolist() == [[4, 4, 4]] * 2
+    assert [a.shape for a in watch.allocations] == [(2, 3), (2, 3), (2,)]
 
 
 def test_a_record_names_the_line_that_allocated() -> None:
@@ -214,6 +225,8 @@ def test_the_registry_and_the_detector_that_watches_nothing() -> None:
         assert torch.zeros(3).storage_offset() == 0
         assert watch.check() == []
     assert isinstance(watch, NoDetector) and watch.allocations == []
+    with pytest.raises(NotImplementedError):
+        Watch(ZONE).place(4, 4, torch.device("cpu"))
     with pytest.raises(ValueError, match="zone_bytes is 0: must be positive"):
         RedZone(0)
     assert [RedZone(asked).zone_bytes for asked in (1, 512, 513, 4096)] == [512, 512, 1024, 4096]
@@ -334,6 +347,25 @@ def test_the_payload_is_aligned_and_an_overrun_outlives_its_tensor(device: str) 
     assert only(watch.check()).allocation.shape == (700,)
 
 
+@pytest.mark.parametrize(("side", "even", "odd"), [("before", 0xB7, 0x4E), ("after", 0xD2, 0x6B)])
+@pytest.mark.parametrize(("start", "length"), [(0, 4), (0, 3), (1, 4), (1, 3), (2, 1)])
+def test_a_zone_goes_by_its_place_in_the_storage(start: int, length: int, side: str, even: int, odd: int) -> None:
+    whole = torch.zeros(8, dtype=torch.uint8)
+    zone = Zone(whole[start : start + length], side, SimpleNamespace(dtype=torch.uint8)).arm()
+    here = range(start, start + length)
+    assert whole.tolist() == [(odd if at % 2 else even) if at in here else 0 for at in range(8)]
+    assert not zone.is_changed()
+    for at in range(length):
+        zone.data[at] += 1
+        assert zone.is_changed() and zone.changed().nonzero().tolist() == [[at]]
+        zone.arm()
+
+
+def test_a_hit_says_more_only_where_it_is_told() -> None:
+    hit = Hit("after", 1, 0, 0, None, "red-zone")
+    assert (hit.values, hit.lower_bound) == ((), False)
+
+
 def test_a_hit_is_json_ready() -> None:
     with RedZone(ZONE) as watch:
         payload = torch.zeros(2, 2, dtype=torch.float16)
@@ -391,6 +423,7 @@ def test_memory_on_the_cpu_is_watched_while_a_gpu_is_capturing(monkeypatch) -> N
     with RedZone(ZONE) as watch:
         made = [torch.ones(3), torch.arange(3)]
     assert [watch.allocation_of(each) is not None for each in made] == [True, True]
+    assert [_capturing(torch.device(name)) for name in ("cpu", "cuda")] == [False, True]
 
 
 @NO_CUDA
@@ -571,6 +604,13 @@ def test_what_a_factory_leaves_as_it_is_is_filled_where_others_were(monkeypatch,
         assert torch.zeros(3, device=device).tolist() == [0, 0, 0] and torch.tensor([7], device=device).tolist() == [7]
 
 
+def test_pages_in_which_nobody_was_are_left_as_they_are(monkeypatch) -> None:
+    """They hold zeros, and to fill them would take all the memory that a large payload doesn't touch."""
+    monkeypatch.setattr(Watch, "fresh", 0xA5)
+    with GuardPage():
+        assert torch.empty(3, dtype=torch.uint8).tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("guarded", "allocated", "sizes", "done"),
     [
@@ -610,12 +650,15 @@ def test_scrub_fills_all_that_an_allocator_keeps_or_nothing(monkeypatch, guarded
     assert filled == [(4096 * at, size, f"cuda:{at}", 0xA5) for at, size in enumerate(sizes) if "fill" in done]
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize")
 def test_what_a_capture_allocates_is_filled_and_not_watched(monkeypatch) -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     monkeypatch.setattr(Watch, "fresh", 0xA5)
     monkeypatch.setattr("harness.memory.watch._capturing", lambda device: True)
     with RedZone(ZONE) as watch:
         empty, ones, three = torch.empty(3, dtype=torch.uint8), torch.ones(3), torch.arange(3)
         nothing, sparse = torch.empty(0), torch.empty(3, layout=torch.sparse_coo)
+        assert torch.empty_like(quantized).is_quantized
     assert empty.tolist() == [0xA5] * 3 and ones.tolist() == [1] * 3 and three.tolist() == [0, 1, 2]
     assert nothing.numel() == 0 and sparse.layout == torch.sparse_coo
     assert watch.allocations == []

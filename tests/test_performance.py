@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def performance() -> ModuleType:
+def performance(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     spec = importlib.util.spec_from_file_location("performance", ROOT / "benchmarks" / "performance.py")
     assert spec and spec.loader
     made = importlib.util.module_from_spec(spec)

@@ -40,7 +40,8 @@ def test_a_name_is_read():
     ]  # fmt: skip
 
 
-def test_the_tables_are_what_the_files_say():
+def test_the_tables_are_what_the_files_say(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     spec = importlib.util.spec_from_file_location("trust_page", ROOT / "benchmarks" / "trust.py")
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
