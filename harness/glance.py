@@ -30,7 +30,8 @@ _PLAIN = re.compile(
     re.VERBOSE,
 )
 _PREFIX = re.compile(r"(?<!\w)[A-Za-z]{1,2}\Z")
-_BROKEN = re.compile(r"(?:def|class|async) *\\\n")
+# A head, or a line's indent, that a backslash breaks: what is indented then isn't seen on one line.
+_BROKEN = re.compile(r"(?:def|class|async) *\\\n|^ *\\\n", re.MULTILINE)
 _PAIRS = (("(", ")"), ("[", "]"), ("{", "}"))
 
 
@@ -61,10 +62,12 @@ def lines(text: str, names: Sequence[str]) -> Lines | Literal["absent"] | None:
         if len(inside) != 1:
             return None
         [(at, indent, word)] = inside
-        if depth and _owners(code, found.start, at, indent):
+        if _owners(code, found.start, at, indent) if depth else indent:
             return None  # it may be in another definition
         behind = re.compile(rf"\n {{0,{indent}}}[^\s)\]}}]").search(code, _line_end(code, at), found.end)
         found = Lines(at, behind.start() + 1 if behind else found.end, word)
+        if _unpaired(code, at, found.end) or _continues(code, found.end):
+            return None  # the line that was taken for a statement is in brackets, or goes on: there is more below
     start = _decorated(code, at, indent)
     return None if start is None else found._replace(start=start)
 
@@ -97,10 +100,13 @@ def _decorated(code: str, at: int, indent: int) -> int | None:
             if line[blanks] != "@" or _continues(code, begin):
                 break
             first = begin
-    between = code[begin:at]
-    if any(between.count(opening) != between.count(closing) for opening, closing in _PAIRS):
+    if _unpaired(code, begin, at):
         return None  # the line that was taken for a statement is in brackets
     return None if _continues(code, begin) else first
+
+
+def _unpaired(code: str, start: int, end: int) -> bool:
+    return any(code.count(opening, start, end) != code.count(closing, start, end) for opening, closing in _PAIRS)
 
 
 def _continues(code: str, begin: int) -> bool:
@@ -134,7 +140,7 @@ def _code(text: str) -> str | None:
         at = end
     code = "".join([*parts, text[at:]])
     plain = code.isascii() and "\t" not in code and "\f" not in code and not ("\\\n" in code and _BROKEN.search(code))
-    return code if plain and all(code.count(one) == code.count(other) for one, other in _PAIRS) else None
+    return code if plain and not _unpaired(code, 0, len(code)) else None
 
 
 def _formatted(text: str, at: int, prefix: str) -> int:

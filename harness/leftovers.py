@@ -11,15 +11,18 @@ import builtins
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.memory import DETECTORS, Watch
 from harness.memory.scrub import scrub
 
 try:  # if at all, then before anything is forked: it is seeded as it is imported
@@ -34,7 +37,11 @@ _NAMESPACES: dict[str, Any] = {
     "torch": torch,
     "torch.Tensor": torch.Tensor,
     "torch.nn.functional": torch.nn.functional,
+    "torch.cuda": torch.cuda,
+    "any detector": Watch,
+    **{f"{name} detector": kind for name, kind in DETECTORS.items()},
 }
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_STACK, resource.RLIMIT_NOFILE)
 _LOOKS: dict[str, Callable[[], Any]] = {
     "environment variables": lambda: dict(os.environ),
     "the working directory": os.getcwd,
@@ -47,7 +54,8 @@ _LOOKS: dict[str, Callable[[], Any]] = {
     "timers": lambda: [signal.getitimer(timer)[1] > 0 or signal.getitimer(timer)[0] > 0 for timer in range(3)],
     "trace functions": lambda: (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()),
     "hooks": lambda: (sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook),
-    "limits": lambda: (sys.getrecursionlimit(), os.umask(os.umask(0o077))),
+    "limits": lambda: (sys.getrecursionlimit(), os.umask(os.umask(0o077)), *map(resource.getrlimit, _LIMITS)),
+    "warnings that are errors": lambda: [each for each in warnings.filters if each[0] == "error"],
     "torch's defaults": lambda: (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
     "torch's modes": lambda: (
         torch.is_grad_enabled(),
@@ -57,7 +65,10 @@ _LOOKS: dict[str, Callable[[], Any]] = {
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
     ),
+    # where they are off, no detector sees any
+    "torch's functions": lambda: torch._C._get_torch_function_state(),  # type: ignore[attr-defined]
     "torch's precision": lambda: (
+        bool(torch.full((), 1e-39) * 1),  # or such a number is flushed to zero
         torch.get_deterministic_debug_mode(),
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,

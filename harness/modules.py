@@ -12,13 +12,18 @@ from types import ModuleType
 
 
 def forget(path: Sequence[str], kept: Collection[str]) -> None:
-    """Drop what was imported from below ``path``, but for the modules named in ``kept`` and all that is installed."""
+    """Drop what was imported from below ``path``, but for the modules named in ``kept`` and all that is installed.
+
+    So is what has the name of something below it, wherever it is from: one that was put into `sys.modules` has no file.
+    """
     below = tuple(entry.rstrip(os.sep) + os.sep for entry in path)
     # a checkout holds its .venv: what is installed there stays, torch can't be imported twice
     installed = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
+    names = {entry.partition(".")[0] for folder in path if os.path.isdir(folder) for entry in os.listdir(folder)}
     for name in set(sys.modules) - set(kept):
         place = _place(sys.modules[name])
-        if place.startswith(below) and not place.startswith(installed):
+        ours = place.startswith(below) or name.partition(".")[0] in names
+        if ours and not place.startswith(installed):
             _drop(name)
     importlib.invalidate_caches()
     linecache.clearcache()

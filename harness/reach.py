@@ -79,8 +79,10 @@ class Reach:
             # Triton's interpreter compiles a kernel anew without its decorators, hence the last test
             if not target.qualname or code.co_firstlineno in lines or _is_kernel(target):
                 self._mark(target)
-        if self._others and (argument := _LOADERS.get((frame.f_globals.get("__name__", ""), code.co_name))):
-            self._others = set(self._others) - {Path(str(frame.f_locals.get(argument)))}
+        argument = self._others and _LOADERS.get((frame.f_globals.get("__name__", ""), code.co_name))
+        if argument and frame.f_locals.get("handle") is None:  # else it is a library that is open, whatever the name
+            loaded = os.path.realpath(str(frame.f_locals.get(argument)))  # as the kernel lists what is mapped
+            self._others = set(self._others) - {Path(loaded)}
         for target in self._loaders.get(code.co_name, ()):
             module = (target.entered_by or "").rpartition(".")[0]
             if frame.f_globals.get("__name__") == module:

@@ -8,8 +8,9 @@ overlay, so that module globals, kernels and with them the reach-proof are its o
 
 Where a leg left something, or after `LEGS` of them, the resident ends: the next leg gets another. One thing would make
 a leg look right that isn't: memory that an earlier leg freed may hold the very values that it must compute. So what a
-detector hands out is filled first, in a graph that is being captured, too, and what torch's allocator keeps on a GPU
-is overwritten between legs.
+detector hands out is filled first, in a graph that is being captured, too, what torch's allocator keeps on a GPU is
+overwritten between legs, and without a GPU glibc fills what it hands out, but for small blocks that NumPy and Python
+keep. What a native library has in variables of its own outlives a leg: none here has any.
 
 What it says of a leg is believed where it is what was declared. The prover asks anew, in a process of its own, wherever
 a verdict would be anything but proved.
@@ -17,6 +18,7 @@ a verdict would be anything but proved.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -26,17 +28,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness import child, leg, memory, modules, reach, wire
 from harness.leftovers import Baseline
 from harness.memory.watch import STALE
 
 LEGS = 200
+_M_PERTURB = -6  # of glibc's mallopt: what is freed is filled with a byte, what is handed out with its complement
 
 
 def live(server: socket.socket, prepare: Callable[[], None]) -> None:
     """Run legs until one leaves something behind, or until the server is gone. ``prepare``: called first."""
     prepare()
     memory.Watch.fresh = STALE
+    if not torch.cuda.is_initialized():  # nobody has tried whether a driver bears it
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(_M_PERTURB, STALE ^ 0xFF)
     leg.brace()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as each leg has it
     _flush_c()

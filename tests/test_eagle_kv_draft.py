@@ -414,6 +414,16 @@ def plain_attention(q, k, v, slots, indptr, scale):
     return torch.stack(out)
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_one_list_names_reaches_no_other(odd):
+    """Slot 1 is the last of the first list, and nothing of the others: the second is empty, the third a shorter one."""
+    k, v = torch.randn(3, 1, 4), torch.ones(3, 1, 4)
+    v[1] = odd
+    indptr, slots = torch.tensor([0, 2, 2, 3]), torch.tensor([0, 1, 2])
+    got = reference.paged_decode_attention(torch.randn(3, 1, 4), k, v, indptr, slots, 0.5)
+    assert got[1].eq(0).all() and torch.allclose(got[2], torch.ones(1, 4))
+
+
 @pytest.mark.parametrize("mode", ["eager", "replay"])
 def test_mla_attention_takes_topk_8(mode):
     config = config_of(8, 3, max_bs=2, num_qo_heads=4, head_dim=128)

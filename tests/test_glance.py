@@ -35,6 +35,11 @@ SOURCES = {
     "a text to the left": ("def f():\n    x = '''\nclass C:\n'''\n    return x\n", ["f"]),
     "brackets to the left": ("def f():\n    x = (\n1)\n    return x\n", []),
     "a line that goes on to the left": ("def f():\n    x = 1 + \\\n2\n    return x\n", []),
+    "a method behind brackets to the left": (
+        "class C:\n    def f(self): pass\n    x = (\n1,\n)\n    def f(self): return 1\n", []),
+    "a method behind a line that goes on to the left": (
+        "class C:\n    def f(self): pass\n    x = 1 + \\\n2\n    def f(self): return 1\n", []),
+    "an indent that is broken": ("def f():\n    x = 1\n\\\n    return x\n", []),
     "defined twice": ("if a:\n    def f(): pass\nelse:\n    def f(): return 1\n", []),
     "in a block": ("if a:\n    def f():\n        pass\n", []),
     "in a block of a class": ("class C:\n    if a:\n        def f(self):\n            pass\n", ["C", "C.f"]),
@@ -60,9 +65,11 @@ def seen(text: str, dotted: str) -> object:
 
 
 def undefined(text: str) -> list[str]:
-    """Names that are like those that a source has."""
+    """Names that are like those that a source has: of another owner, or without the outermost."""
     found = outline.definitions(text)
-    return [name for owner in found for last in found if (name := f"{owner}.{last.rpartition('.')[2]}") not in found]
+    others = {f"{owner}.{last.rpartition('.')[2]}" for owner in found for last in found}
+    inner = {dotted.partition(".")[2] for dotted in found} - {""}
+    return sorted((others | inner) - set(found))
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -196,6 +196,11 @@ def launches(params, device):
 
 def enters(params, device):
     from reachpkg import loader
+    if params["load"] == "by name":
+        open_already = ctypes.CDLL(None)
+        open_already.answer = lambda: 0
+        ctypes.CDLL(loader.build(params["where"]), handle=open_already._handle)
+        return {"value": loader.call(open_already)}
     if params["load"]:
         library = ctypes.CDLL(loader.build(params["where"]))
         return {"value": loader.call(library) if params["call"] else None}
@@ -365,6 +370,15 @@ class TestLibrary:
         params = {"load": True, "call": True, "where": str(tmp_path / "build")}
         assert enter("enters", params, edits, entered_by="reachpkg.loader.call")[0] == {self.TARGET}
         assert enter("enters", {"load": False}, edits, entered_by="reachpkg.loader.call")[0] == set()
+        assert enter("enters", params, edits, entered_by="reachpkg.loader.call")[0] == {self.TARGET}
+        params["load"] = "by name"
+        assert enter("enters", params, edits, entered_by="reachpkg.loader.call")[0] == set()
+
+    def test_it_may_lie_behind_a_link(self, enter, tmp_path):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        edits = {self.TARGET: Edit("return 42;", "return 41;")}
+        params = {"load": True, "call": True, "where": str(tmp_path / "link")}
         assert enter("enters", params, edits, entered_by="reachpkg.loader.call")[0] == {self.TARGET}
 
     def test_another_build_of_the_source_is_not_it(self, enter, source, tmp_path):

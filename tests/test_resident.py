@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import importlib
 import os
@@ -86,6 +87,18 @@ def enters_a_mode(params, device):
     BaseTorchFunctionMode().__enter__()
 def allows_threads(params, device): torch.set_num_threads(2)
 def is_less_precise(params, device): torch.set_float32_matmul_precision("medium")
+def turns_torch_functions_off(params, device): torch._C.DisableTorchFunction().__enter__()
+def replaces_a_detector(params, device):
+    from harness.memory import RedZone
+    RedZone.zones = lambda self: ()
+def replaces_synchronize(params, device): torch.cuda.synchronize = lambda *_: None
+def flushes_to_zero(params, device): torch.set_flush_denormal(True)
+def makes_warnings_errors(params, device):
+    import warnings
+    warnings.simplefilter("error")
+def lowers_a_limit(params, device):
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
 # what does not matter
 def shouts(params, device): print("#" * 10_000_000)
@@ -95,11 +108,17 @@ def raises(params, device): raise AssertionError("what a guard says")
 def leaves(params, device): sys.exit(3)
 def keeps_memory(params, device): sys.unfix_kept = torch.ones(1 << 20)
 def is_wrong(params, device): raise WrongValues("x[0]: 1, reference 2")
+def puts_a_module_there(params, device):
+    module = type(sys)("mine")
+    module.count, module.__file__ = (lambda: 0), params.get("file")
+    sys.modules["mine"] = module
 
 def right(params, device):
     # some of so many are where an earlier leg's were
     numbers = torch.arange(params["elements"], dtype=torch.int32)
     buffers = [torch.empty(params["elements"], dtype=torch.int32, device=device) for _ in range(200)]
+    if params.get("unseen"):  # of no factory that a detector sees
+        buffers = [torch.IntTensor(0).resize_(params["elements"]) for _ in range(200)]
     for buffer in buffers if params["writes"] else (): buffer.copy_(numbers)
     if not any(torch.equal(buffer.cpu(), numbers) for buffer in buffers): raise WrongValues("none is right")
 
@@ -140,6 +159,12 @@ LEAVES = {
     "enters_a_mode": "torch's modes",
     "allows_threads": "torch's defaults",
     "is_less_precise": "torch's precision",
+    "turns_torch_functions_off": "torch's functions",
+    "replaces_a_detector": "another red-zone detector.zones",
+    "replaces_synchronize": "another torch.cuda.synchronize",
+    "flushes_to_zero": "torch's precision",
+    "makes_warnings_errors": "warnings that are errors",
+    "lowers_a_limit": "limits",
 }
 HARMLESS = [
     "shouts",
@@ -149,6 +174,7 @@ HARMLESS = [
     "leaves",
     "keeps_memory",
     "is_wrong",
+    "puts_a_module_there",
     "nothing",
     "no_such_entry",
 ]
@@ -266,6 +292,17 @@ def test_memory_never_holds_what_an_earlier_leg_computed(share, sandbox, detecto
         for writes in (True, False):
             params = {"elements": elements, "writes": writes}
             ending = share("right", sandbox=own, params=params, device=device, detector=detector)
+            assert ending.shared and ending.report["raised"] is None
+            assert (ending.report["wrong"] is None) == writes, "nothing was written, and it looks right"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+@pytest.mark.parametrize("elements", [5, 1000])
+def test_nor_does_memory_that_no_detector_hands_out(share, elements):
+    with Sandbox("cpu") as own:
+        for writes in (True, False):
+            params = {"elements": elements, "writes": writes, "unseen": True}
+            ending = share("right", sandbox=own, params=params)
             assert ending.shared and ending.report["raised"] is None
             assert (ending.report["wrong"] is None) == writes, "nothing was written, and it looks right"
 

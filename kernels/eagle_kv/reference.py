@@ -75,7 +75,8 @@ def paged_decode_attention(
             slots = kv_indices[at.minimum(stops[branches] - 1).clamp(min=0)].long()
             scores = torch.einsum("bgid,bngd->bgin", grouped[branches], k_buffer[slots].float()) * sm_scale
             weights = scores.masked_fill(beyond, -torch.inf).softmax(-1).masked_fill(beyond, 0)
-            attended = torch.einsum("bgin,bngd->bgid", weights, v_buffer[slots].float())
+            values = v_buffer[slots].float().masked_fill(beyond[:, 0, 0, :, None, None], 0)  # zero times infinity isn't
+            attended = torch.einsum("bgin,bngd->bgid", weights, values)
             out[branches] = attended.reshape(-1, *q.shape[1:]).to(q.dtype)
     return out
 
