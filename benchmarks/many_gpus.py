@@ -31,8 +31,8 @@ from harness.commit import commit  # noqa: E402
 WARM_UP = ["27338:topk-factor", "27460:topk-factor", "27486:slot-assert"]  # FlashInfer's modules, the store kernel's
 
 
-class Contexts(threading.Thread):
-    """The most contexts that each GPU had at a time, by its index, and when verdicts came. Asked 20 times a second."""
+class Observer(threading.Thread):
+    """Looks 20 times a second: the most contexts that each GPU had, by its index, and when a run's verdicts came."""
 
     def __init__(self, log: Path) -> None:
         """``log``: where the run writes a line for each verdict."""
@@ -44,7 +44,7 @@ class Contexts(threading.Thread):
         self.most = [0] * len(device.uuids())
         self.asked = 0
 
-    def now(self) -> list[int]:
+    def contexts(self) -> list[int]:
         return [self._count(index) for index in range(len(self.most))]
 
     def _count(self, index: int) -> int:
@@ -56,11 +56,16 @@ class Contexts(threading.Thread):
 
     def run(self) -> None:
         while not self._done.wait(0.05):
-            self.most = [max(pair) for pair in zip(self.most, self.now(), strict=True)]
+            self.most = [max(pair) for pair in zip(self.most, self.contexts(), strict=True)]
             self.asked += 1
             found = self._log.read_bytes().count(b'{"result"') if self._log.exists() else 0
             if found and (not self.verdicts or found > self.verdicts[-1][1]):
                 self.verdicts.append((round(time.monotonic() - self._since, 1), found))
+
+    def quarters(self) -> list[float]:
+        """When the first verdict came, a quarter of them, half, three quarters and all; [] where none came."""
+        parts = range(5) if self.verdicts else ()
+        return [next(at for at, found in self.verdicts if 4 * found >= part * self.verdicts[-1][1]) for part in parts]
 
     def stop(self) -> None:
         self._done.set()
@@ -71,10 +76,10 @@ def matrix(visible: str, select: list[str], jobs: int) -> dict[str, Any]:
     """One run: its wall time, its cases' verdicts, and where contexts were."""
     with tempfile.TemporaryDirectory() as scratch:
         out, log = Path(scratch, "matrix.json"), Path(scratch, "matrix.jsonl")
-        contexts = Contexts(log)
-        if any(contexts.now()):
+        observer = Observer(log)
+        if any(observer.contexts()):
             sys.exit("something else has a context on one of these GPUs")
-        contexts.start()
+        observer.start()
         command = [sys.executable, "-m", "harness.cli", "run", *select, "--device", "cuda", "--jobs", str(jobs)]
         command += ["--json", str(out), "--jsonl", str(log)]
         env = {
@@ -85,17 +90,14 @@ def matrix(visible: str, select: list[str], jobs: int) -> dict[str, Any]:
         started = time.monotonic()
         ended = subprocess.run(command, cwd=ROOT, env=env, stdout=2, check=False)
         wall = time.monotonic() - started
-        contexts.stop()
+        observer.stop()
         document = json.loads(out.read_text())
     legs = [leg for row in document["results"] for leg in row["legs"]]
-    quarters = [
-        next(at for at, found in contexts.verdicts if 4 * found >= part * contexts.verdicts[-1][1]) for part in range(5)
-    ]
     return {
         "visible": visible, "jobs": jobs, "wall_seconds": round(wall, 1), "exit": ended.returncode,
-        "verdict_seconds": quarters,  # when the first one came, a quarter of them, half, three quarters, all
+        "verdict_seconds": observer.quarters(),
         "cases": len(document["results"]), "verdicts": document["verdicts"], "environment": document["environment"],
-        "most_contexts": contexts.most, "times_asked": contexts.asked,
+        "most_contexts": observer.most, "times_asked": observer.asked,
         "by_test": {row["test"]: [row["verdict"], *map(_outcome, row["legs"])] for row in document["results"]},
         "leg_seconds": round(sum(leg.get("seconds", 0) for leg in legs), 1),
         "legs": len(legs), "legs_with_a_context_of_their_own": sum(not leg.get("shared") for leg in legs),

@@ -7,6 +7,7 @@ one wrote. What lies outside the edits stays as it is, byte by byte.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -157,11 +158,12 @@ def _insertion(text: Text, change: Change, first: int, last: int) -> _Splice:
 
 def _deletion(text: Text, change: Change, first: int, last: int, gone: set[int]) -> _Splice:
     start, end = text.tokens[first].start, text.tokens[last].end
-    kept = (change.edit.replacement or "").strip()
+    kept = textwrap.dedent(change.edit.replacement or "").strip()
     statement = text.is_statement(first, last)
     if text.language == "c":
-        # Without its statement, an `if (…)` would take the next one.
-        if statement and first and text.tokens[first - 1].text in (")", "else", "do") and text.tokens[last].text == ";":
+        # Without its statement or block, an `if (…)` would take the next one.
+        before, ends = text.tokens[first - 1].text if first else "", text.tokens[last].text in (";", "}")
+        if statement and ends and before in (")", "else", "do"):
             return _Splice(start, end, ";", change)
     elif statement and not text.is_whole_lines(first, last):
         return _Splice(start, end, "pass", change)  # `if x: y` or `a; b`

@@ -11,7 +11,6 @@ fixes out, what it must with them in.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +28,6 @@ from harness.prover import Prover, Result
 from harness.recorder import Recorder, facts
 from harness.sandbox import Servers
 from harness.verdict import Verdict
-
-LONG = 100 << 20  # device bytes of a case that takes seconds
 
 servers = pytest.StashKey[Servers]()  # for another plugin that has legs run in a way of its own
 _record = pytest.StashKey[dict[str, Any]]()  # of a test's case
@@ -188,33 +185,13 @@ def _keep(config: pytest.Config, items: list[pytest.Item], wanted: Sequence[str]
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in left])
         items[:] = [item for item in items if item.nodeid in left]
     if workers.is_worker(config) and not code_base_of(config).preload:
-        items[:] = spread(items)
+        items[:] = workers.spread(items)
     cases = len(left & set(fix_of))
     if workers.is_worker(config):
         told = {"cases": cases, "shard": facts, "left_out": missing}
         config.workeroutput["unfix"] = told  # type: ignore[attr-defined]
     else:
         config.stash[_recorder].collected(cases, facts, missing)
-
-
-def spread(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The order for workers: long cases begin at once, and the others are mixed.
-
-    What needs much memory takes long. Each long one is followed by a short one, since a worker is handed two at first.
-    Legs that need a CUDA context of their own are neighbours in their file, and a driver makes one after the other.
-    """
-    needed = {item.nodeid: _device_bytes(item) for item in items}
-    long = sorted((item for item in items if needed[item.nodeid] >= LONG), key=lambda item: -needed[item.nodeid])
-    short = sorted(
-        (item for item in items if needed[item.nodeid] < LONG), key=lambda item: zlib.crc32(item.nodeid.encode())
-    )
-    begun = [item for pair in zip(long, short, strict=False) for item in pair]
-    return [*begun, *long[len(short) :], *short[len(long) :]]
-
-
-def _device_bytes(item: pytest.Item) -> int:
-    case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
-    return case.device_bytes if isinstance(case, Case) else 0
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The workers of a run: pytest-xdist's processes, which GPU each has, and which cases stay together.
+"""The workers of a run: pytest-xdist's processes, which GPU each has, which cases come first, and which stay together.
 
 What a worker has to know is handed to it as it starts: it may start late, in place of one that died, and must collect
 what the others did.
@@ -16,7 +16,10 @@ import pluggy
 import pytest
 
 from harness import device
+from harness.case import Case
 from harness.gpus import Assignment
+
+LONG = 100 << 20  # device bytes of a case that takes seconds
 
 
 def settle(config: pytest.Config) -> None:
@@ -43,6 +46,28 @@ def _given(config: pytest.Config) -> MutableMapping[str, Any]:
 def together(nodeid: str, shares: int = 1) -> str:
     """Cases of one test need the same fork servers, which are slow to start where the code base is slow to import."""
     return f"{nodeid.partition('[')[0]}/{zlib.crc32(nodeid.encode()) % shares}"
+
+
+def spread(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The order for workers: long cases begin at once, and the others are mixed.
+
+    What needs much memory takes long. Each long one is followed by a short one, since a worker is handed two at first.
+    Legs that need a CUDA context of their own are neighbours in their file, and a driver makes one after the other.
+    """
+    needed = {item.nodeid: _device_bytes(item) for item in items}
+    long = sorted(
+        (item for item in items if needed[item.nodeid] >= LONG), key=lambda item: (-needed[item.nodeid], item.nodeid)
+    )
+    short = sorted(
+        (item for item in items if needed[item.nodeid] < LONG), key=lambda item: zlib.crc32(item.nodeid.encode())
+    )
+    begun = [item for pair in zip(long, short, strict=False) for item in pair]
+    return [*begun, *long[len(short) :], *short[len(long) :]]
+
+
+def _device_bytes(item: pytest.Item) -> int:
+    case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
+    return case.device_bytes if isinstance(case, Case) else 0
 
 
 class Workers:

@@ -205,6 +205,17 @@ EDITS = {
     "a block that another fix leaves something in": (
         "for a in b:\n    c()\n    d()\ne()\n", [("replacement", "c()", ""), ("replacement", "d()", "f()")],
         "for a in b:\n    f()\ne()\n"),
+    "a block that two of three statements leave": (
+        "for a in b:\n    b()\n    c(x)\n    break\ne()\n", [("replacement", "b()", ""), ("replacement", "c(x)", "")],
+        "for a in b:\n    break\ne()\n"),
+    "an indent and nothing else": (
+        "if a:\n    b()\nc()\n", [("replacement", "if a:\n  b()\nc()", "if a:\n  b()\n  c()")],
+        "if a:\n    b()\n    c()\n"),
+    "one of two says the same in other words": (
+        A, [("replacement", "x = g(a)", "x = (g(a))"), ("replacement", "return x", "return 1")],
+        "def f(a):\n    x = (g(a))\n    return 1\n"),
+    "a line of a call, whatever its neighbours' indents": (
+        "t = f(\n    a,\n        b,\n)\n", [("replacement", "a,", "")], "t = f(\n        b,\n)\n"),
     "a part of a line": ("f(1,\n  2)\n", [("replacement", "1,", "")], "f(\n  2)\n"),
     "a block at the end": ("a = 1\nif b:\n    c()\n", [("replacement", "if b:\n  c()", "")], "a = 1\n"),
     "block emptied, a comment in place": (
@@ -280,6 +291,35 @@ C_EDITS = {
 }
 
 
+@pytest.mark.parametrize(("source", "expected"), [
+    ("if (n)\n  a();\nelse\n  b();\nb(1);\n", "if (n)\n  a();\nelse\n  ;\nb(1);\n"),
+    ("do\n  b();\nwhile (n);\n", "do\n  ;\nwhile (n);\n"),
+])  # fmt: skip
+def test_an_else_and_a_do_keep_a_body_too(source, expected):
+    assert run(source, [("replacement", "b();", "")], "c") == expected
+
+
+def test_a_condition_whose_block_goes_keeps_a_body():
+    assert run("if (n) {\n  f();\n}\ng();\n", [("replacement", "{ f(); }", "")], "c") == "if (n) ;\ng();\n"
+
+
+def test_comments_in_place_of_a_statement_keep_their_shape():
+    assert run("if a:\n    b()\n    c()\n", [("replacement", "b()", "    # one\n    # two\n")]) == (
+        "if a:\n    # one\n    # two\n    c()\n"
+    )
+
+
+def test_edits_without_a_fix_are_named_by_what_they_match():
+    whole, part = (Change(Edit(match, "2"), ((0, 6),)) for match in (" x = 1\n", "1"))
+    with pytest.raises(RottedError, match="^'x = 1' and '1' change the same place: <source>, line 1$"):
+        apply("x = 1\n", [part, whole])
+
+
+def test_a_text_without_a_name_has_one_in_errors():
+    with pytest.raises(RottedError, match="isn't in <source>$"):
+        apply("x = 1\n", [Change(Edit("import os, sys", ""), ((0, 6),))])
+
+
 @pytest.mark.parametrize("name", C_EDITS)
 def test_c_edits(tmp_path, name):
     edits, old, new = C_EDITS[name]
@@ -288,16 +328,27 @@ def test_c_edits(tmp_path, name):
     assert revert(C, "pkg/csrc/s.cuh", *made, root=tmp_path / "", file="csrc/s.cuh") == C.replace(old, new)
 
 
+UNEVEN = "#if X\nif (a) {\n#else\nif (b) {\n#endif\n  f();\n}\n"
+
+
+def test_brackets_that_only_a_preprocessor_makes_even_may_stay_so():
+    assert run(UNEVEN, [("replacement", "f();", "g();")], "c") == UNEVEN.replace("f()", "g()")
+
+
 # (source, edits, what the error says)
 REFUSED = {
     "twice, both lines": ("x = 1\ny = 2\nx = 1\n", [("replacement", "x = 1", "")], "2 times in mod.py: lines 1, 3"),
     "nowhere, nearest": (A, [("replacement", "x = g(b)", "")], r"isn't in mod.py; nearest: line 2: `x = g\(a\)`"),
+    "nowhere to append to": (A, [("append", "x = g(b)", "y = 1")], "isn't in mod.py; nearest: line 2"),
     "nothing like it": (A, [("replacement", "import os, sys", "")], r"isn't in mod.py$"),
     "a longer name": ("xx = 1\n", [("replacement", "x = 1", "")], "isn't in"),
     "another one's attribute": ("self.x = 1\n", [("replacement", "x = 1", "x = 2")], "isn't in"),
     "a tuple isn't a group": ("x = (a)\n", [("replacement", "x = (a,)", "x = 1")], "isn't in"),
     "already reverted": ("y = 1\n", [("replacement", "x = 2", "y = 1")], "replacement is already there, line 1"),
-    "already reverted, match still there": ("a()\nb()\n", [("replacement", "a()", "a()\nb()")], "already there"),
+    "already reverted, twice": (
+        "z()\ny = 1\ny = 1\n", [("replacement", "x = 2", "y = 1")], "replacement is already there, line 2"),
+    "already reverted, match still there": (
+        "z()\na()\nb()\n", [("replacement", "a()", "a()\nb()")], "already there: mod.py, line 2$"),
     "already replaced, over lines": (
         "w = 1\nx = 1\ny = 2\n", [("replacement", "z = 1", "x = 1\ny = 2")], "already there, line 2: reverted, or"),
     "already replaced, and the match ends it": (
@@ -308,16 +359,20 @@ REFUSED = {
         "x = 1\n\n# c\n\np()\n", [("append", "x = 1", "p()")], "already there, beside line 1"),
     "already prepended, farther up": (
         "p()\n\n# c\n\nx = 1\n", [("prepend", "x = 1", "p()")], "already there, beside line 5"),
-    "appends nothing": ("x = 1\n", [("append", "x = 1", "# c")], "append has no code in it, so it changes nothing"),
-    "prepends nothing": ("x = 1\n", [("prepend", "x = 1", "# c")], "prepend has no code in it, so it changes nothing"),
+    "appends nothing": ("x = 1\n", [("append", "x = 1", "# c")], ": append has no code in it"),
+    "prepends nothing": ("x = 1\n", [("prepend", "x = 1", "# c")], ": prepend has no code in it"),
     "an else farther down": (
         "if b:\n    c()\n\n\nelse:\n    d()\n", [("replacement", "if b:\n  c()", "")], "leave its `else`, line 5"),
+    "an except": ("try:\n    a()\nexcept E:\n    b()\n", [("replacement", "try:\n  a()", "")], "leave its `except`"),
+    "a finally": ("try:\n    a()\nfinally:\n    b()\n", [("replacement", "try:\n  a()", "")], "leave its `finally`"),
     "already prepended": ("p()\nx = 1\n", [("prepend", "x = 1", "p()")], "already there, beside line 2"),
     "already appended": ("x = 1\np()\n", [("append", "x = 1", "p()")], "already there, beside line 1"),
     "overlap": (A, [("replacement", "x = g(a)", "x = 1"), ("replacement", "g(a)", "2")],
         "'1:fix0' and '1:fix1' change the same place: mod.py, line 2"),
     "same lines": (A, [("replacement", "x = g(a)", ""), ("replacement", "x = g(a)", "x = 1")], "'1:fix0' and '1:fix1'"),
     "changes nothing": (A, [("replacement", "x = g(a)", "x = g( a )  # so")], "changes nothing: mod.py, line 2"),
+    "says the same in other words": (
+        A, [("replacement", "x = g(a)", "x = (g(a))")], "the edits change nothing in mod.py"),
     "one of two changes nothing": (
         A, [("replacement", "x = g(a)", "x = g(a,)"), ("replacement", "return x", "return 1")], "changes nothing"),
     "doesn't compile": (A, [("replacement", "g(a)", "g(")], "doesn't compile after the edit, line 2: '\\(' was never"),
@@ -329,6 +384,8 @@ REFUSED = {
     "a decorator that would change sides": (
         "@a\ndef f():\n    b()\ndef g(): pass\n", [("replacement", "def f():\n  b()", "")], "its decorator, line 1"),
     "C brackets": ("int f() { return (1); }\n", [("replacement", "(1)", "(1")], "unpaired `"),
+    "C brackets that are uneven before": (
+        UNEVEN, [("replacement", "f();", "g(); {")], "the edit unbalances the brackets of mod.py"),
     "a later edit fails": (
         A, [("replacement", "x = g(a)", "x = 1"), ("replacement", "return y", "")], "1:fix1.*isn't in"),
 }  # fmt: skip

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
-
-from harness.case import Case
-from harness.plugin import LONG, spread
 
 SHAPES = "cuda_graph_row and steps2-page1-bs1-ctx8-lens3"  # with topk 2, which tells, and with topk 1, which cannot
 DEVICE = ("--unfix-device", "cpu")
@@ -190,22 +186,6 @@ def test_junit_says_the_verdict_as_properties(regressions, tmp_path):
     }  # fmt: skip
     assert reason.startswith("with 27460:topk-factor and 27460:capacity-assert out: must be clean, is overflow")
     assert cases[name].find("failure") is not None and reason in cases[name].find("failure").text
-
-
-def test_workers_begin_with_long_cases_and_mix_the_others():
-    def item(name, device_bytes):
-        case = Case(id=name, entry="m:f", params={}, device_bytes=device_bytes)
-        return SimpleNamespace(nodeid=name, callspec=SimpleNamespace(params={"case": case}))
-
-    small = [item(f"f.py::t[{i}]", i) for i in range(40)]
-    plain = SimpleNamespace(nodeid="f.py::plain")
-    long = [item("long", LONG), item("longest", LONG + 2), item("longer", LONG + 1)]
-    names = [each.nodeid for each in spread([*small, plain, *long])]
-    assert names[:6:2] == ["longest", "longer", "long"], "two of them would be one worker's"
-    assert sorted(names) == sorted(each.nodeid for each in [plain, *small, *long])
-    mixed = [int(name[8:-1]) < 20 for name in names if "[" in name]
-    assert 4 < sum(mixed[:20]) < 16, "neighbours stay together"
-    assert [each.nodeid for each in spread([*long, plain])] == ["longest", "f.py::plain", "longer", "long"]
 
 
 def test_without_workers_cases_run_in_the_order_of_their_files(regressions):

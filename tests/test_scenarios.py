@@ -288,6 +288,21 @@ def test_stored_rows(slots, cache, skipped, right):
         compare.stored("k_cache", torch.tensor(cache), source, slots, skipped)
 
 
+CLOSE = [
+    (torch.float16, 2.015, True),
+    (torch.float16, 2.05, False),
+    (torch.float32, 2.0001, True),
+    (torch.float32, 2.001, False),
+]
+
+
+@pytest.mark.parametrize(("dtype", "got", "right"), CLOSE)
+def test_attention_within_its_tolerance(dtype, got, right):
+    said = r"attention of step 3: off by up to 0\.\d+, tolerance \S+ \+ \S+ of it"
+    with contextlib.nullcontext() if right else pytest.raises(WrongValues, match=said):
+        compare.close("attention of step 3", torch.tensor([1.0, got]).to(dtype), torch.tensor([1.0, 2.0]), dtype)
+
+
 def test_a_bad_slot_past_the_first_block_of_rows():
     late = [case for case in test_27486.slots("cpu") if len(case.params["slots"]) > 8]
     assert {case.params["slots"][-1] for case in late} == {-1, 8}

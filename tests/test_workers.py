@@ -1,4 +1,4 @@
-"""Workers: what each is handed, which GPU it has, which cases stay together. No GPU: what is installed is faked."""
+"""Workers: what each is handed, which GPU it has, which cases come first or together. No GPU: all of it is faked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness import device, workers
-from harness.workers import Workers
+from harness.case import Case
+from harness.workers import LONG, Workers, spread
 
 
 def node(name):
@@ -82,3 +83,19 @@ def test_cases_of_a_slow_code_base_stay_together(on, scopes, monkeypatch):
     scheduler = Workers(on, [], slow=True).pytest_xdist_make_scheduler(None, None)
     assert len({scheduler._split_scope(f"t.py::test_a[{case}]") for case in range(50)}) == scopes
     assert scheduler._split_scope("t.py::test_a[1]") != scheduler._split_scope("t.py::test_b[1]")
+
+
+def test_workers_begin_with_long_cases_and_mix_the_others():
+    def item(name, device_bytes):
+        case = Case(id=name, entry="m:f", params={}, device_bytes=device_bytes)
+        return SimpleNamespace(nodeid=name, callspec=SimpleNamespace(params={"case": case}))
+
+    small = [item(f"f.py::t[{i}]", i) for i in range(40)]
+    plain = SimpleNamespace(nodeid="f.py::plain")
+    long = [item("long", LONG), item("longest", LONG + 2), item("longer", LONG + 1)]
+    names = [each.nodeid for each in spread([*small, plain, *long])]
+    assert names[:6:2] == ["longest", "longer", "long"], "two of them would be one worker's"
+    assert sorted(names) == sorted(each.nodeid for each in [plain, *small, *long])
+    mixed = [int(name[8:-1]) < 20 for name in names if "[" in name]
+    assert 4 < sum(mixed[:20]) < 16, "neighbours stay together"
+    assert [each.nodeid for each in spread([*long, plain])] == ["longest", "f.py::plain", "longer", "long"]

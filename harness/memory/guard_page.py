@@ -23,8 +23,8 @@ is always a multiple of the item size, and of the largest power of two that divi
 would hand out less than 16 (CPU: 64), so a kernel that takes that for granted and issues 16-byte accesses can fail here
 without a bug of its own. ``align=16`` restores it, at the price of up to 15 bytes of mapped slack past the payload.
 
-A payload is unmapped once its last tensor is gone (CUDA: at the next allocation or ``check`` after that), so using it
-later faults too.
+A payload is unmapped once its last tensor is gone (CUDA: at the next allocation, ``check`` or `.scrub` after that), so
+using it later faults too.
 """
 
 from __future__ import annotations

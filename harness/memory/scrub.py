@@ -10,7 +10,7 @@ KEPT = 1 << 30  # bytes that may stay with the allocator, so that the next leg n
 
 
 def scrub(byte: int) -> int:
-    """Bytes that are still allocated on all GPUs. Where that is none, all that is kept holds ``byte`` then.
+    """Bytes that are still allocated on all GPUs, guarded payloads, too. Where none are, what is kept holds ``byte``.
 
     Raises what the device's last error was.
     """

@@ -24,6 +24,14 @@ def same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
         )
 
 
+def close(name: str, got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise WrongValues unless two results of attention in ``dtype`` are equal within its tolerance."""
+    absolute, relative = TOLERANCE[dtype]
+    if not torch.allclose(got.float(), want.float(), atol=absolute, rtol=relative):
+        worst = (got.float() - want.float()).abs().max().item()
+        raise WrongValues(f"{name}: off by up to {worst:.3g}, tolerance {absolute:g} + {relative:g} of it")
+
+
 def random_rows(count: int, elements: int, dtype: torch.dtype, device: str, strided: bool, seed: int) -> torch.Tensor:
     """Random rows; strided: a slice of wider ones, as K and V are slices of a fused QKV projection."""
     generator = torch.Generator().manual_seed(seed)

@@ -14,6 +14,7 @@ from eagle_kv import reference
 from eagle_kv.backends import BACKENDS
 from eagle_kv.batch import DraftBatch, DraftConfig, make_req_to_token
 
+from harness import memory
 from regressions.scenarios import draft_memory
 from regressions.scenarios.compare import same
 
@@ -38,7 +39,7 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
     assert backend.kv_indices is not None
     used = params["topk"] * (sum(lens) + len(lens) * config.num_steps)
     filled, indptr = _to_cpu(backend.kv_indices[:, :used], backend.kv_indptr)
-    with torch._C.DisableTorchFunction():  # a detector need not watch what the reference allocates
+    with memory.unwatched():
         for i, want in enumerate(reference.kv_indptr(lens, topk=config.topk, num_steps=config.num_steps)):
             same(f"kv_indptr[{i}]", indptr[i, : len(want)], want)
         shape = {"topk": config.topk, "num_steps": config.num_steps, "page_size": config.page_size}
@@ -48,15 +49,16 @@ def run(params: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def _moved(batch: DraftBatch, device: str) -> DraftBatch:
+    """Unlike `DraftBatch.of`, without waiting for the device."""
     moved: dict[str, Any] = {
         name: each.to(device, non_blocking=True) for name, each in vars(batch).items() if isinstance(each, torch.Tensor)
     }
     return dataclasses.replace(batch, **moved)
 
 
+@memory.unwatched()
 def _to_cpu(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """All of them as one copy."""
-    with torch._C.DisableTorchFunction():
-        parts = [each.contiguous().view(-1).view(torch.uint8) for each in tensors]
-        copied = torch.cat(parts).cpu().split([len(part) for part in parts])
-        return [part.clone().view(each.dtype).view(each.shape) for part, each in zip(copied, tensors, strict=True)]
+    """All of them as one copy: a GPU that several processes share is waited for once."""
+    parts = [each.contiguous().view(-1).view(torch.uint8) for each in tensors]
+    copied = torch.cat(parts).cpu().split([len(part) for part in parts])
+    return [part.clone().view(each.dtype).view(each.shape) for part, each in zip(copied, tensors, strict=True)]

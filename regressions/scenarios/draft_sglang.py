@@ -35,10 +35,9 @@ from eagle_kv import reference
 from eagle_kv.batch import DraftConfig
 
 from harness import memory
-from harness.leg import WrongValues
 from regressions.scenarios import draft_memory
 from regressions.scenarios import sglang_world as world
-from regressions.scenarios.compare import TOLERANCE, same
+from regressions.scenarios.compare import close, same
 
 _ATTENTION = "sglang.srt.layers.attention"
 BACKENDS = {  # backend: module, class, its children's class
@@ -232,13 +231,8 @@ class _Attention:
     @memory.unwatched()
     def check(self, outputs: list[torch.Tensor], indices: list[torch.Tensor], batch: Any) -> None:
         indptr = reference.kv_indptr(batch.seq_lens, topk=self.config.topk, num_steps=self.config.num_steps)
-        absolute, relative = TOLERANCE[self.config.dtype]
         for step, got in enumerate(outputs):
             listed = indices[step].to(self.config.device)
             k, v = self.kv
             want = reference.paged_decode_attention(self.q[step], k, v, indptr[step], listed, self.scale)
-            if not torch.allclose(got.float(), want.float(), atol=absolute, rtol=relative):
-                worst = (got.float() - want.float()).abs().max().item()
-                raise WrongValues(
-                    f"attention of step {step}: off by up to {worst:.3g}, tolerance {absolute:g} + {relative:g} of it"
-                )
+            close(f"attention of step {step}", got, want, self.config.dtype)
