@@ -17,7 +17,8 @@ _ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run(load: Callable[[], Callable[[], Any]], code: int, said: str) -> Any:
     """Returns what ``load()()`` does, which heeds a Ctrl-C by itself. Where it can't, this one ends all.
 
-    By ``os._exit``: an exception would be raised in whatever ``load`` imports, which may keep or change it.
+    One that waits since this process was started, as `let_through` has it, comes now. This one ends all by ``os._exit``:
+    an exception would be raised in whatever ``load`` imports, which may keep or change it.
     """
 
     def end(*_: object) -> None:
@@ -27,6 +28,7 @@ def run(load: Callable[[], Callable[[], Any]], code: int, said: str) -> Any:
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup ignores it
     if heeded:
         signal.signal(signal.SIGINT, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     main = load()
     try:
         if heeded:
@@ -48,9 +50,13 @@ def held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def let_through(*, but_ctrl_c: bool = False) -> None:
-    """Between fork and exec: what waited, and what comes, ends this process; what was ignored still is."""
+def let_through(*, but_ctrl_c: bool = False, to_run: bool = False) -> None:
+    """Between fork and exec: what waited, and what comes, ends this process; what was ignored still is.
+
+    ``but_ctrl_c``: that is ignored. ``to_run``: it waits until the process calls `run`.
+    """
     for number in _ASKED_TO_END:
         ignored = signal.getsignal(number) is signal.SIG_IGN or (but_ctrl_c and number == signal.SIGINT)
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED_TO_END)
+    now = set(_ASKED_TO_END) - ({signal.SIGINT} if to_run else set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, now)

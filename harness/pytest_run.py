@@ -53,9 +53,9 @@ def workers(jobs: str, device: str) -> str:
 
 
 def bound() -> None:
-    """Between fork and exec, while interrupts are held: it ends with who starts it, or as that is asked to."""
+    """Between fork and exec of `pytest_main`, interrupts held: it ends with who starts it, or as that is asked to."""
     orphans.end_with_parent()
-    interrupts.let_through()
+    interrupts.let_through(to_run=True)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,10 @@ def _spellings(path: str) -> set[str]:
 
 
 def _source(path: str) -> str:
-    """The source that a compiled copy was made from; any other path as it is."""
+    """The source that a compiled copy was made from, or is being made from; any other path as it is."""
+    made, _, part = path.rpartition(".")
+    if part.isdigit() and made.endswith(".pyc"):  # it is renamed once it is whole
+        path = made
     if not path.endswith(".pyc"):
         return path
     try:

@@ -7,6 +7,7 @@ are `unfix upstream install` and every command with a `--release` that isn't in 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ COMMANDS = {
     "report": ["report", NIGHT, "--html", "r.html", "--badge", "b.json"],
     "repro": ["repro", "27338", "--device", "cpu"],
     "exec": ["exec", "--revert", "27338", "--", "python", "-c", "import eagle_kv"],
-    "bisect": ["bisect", "--fixes", "27338", "--", "python", "-c", "import eagle_kv"],
+    "bisect": ["bisect", "--fixes", "27338", "--", sys.executable, "-c", "import eagle_kv.backends.flashinfer"],
     "run": ["run", "own:int32-rows", "--device", "cpu", "-n", "1", "--json", "m.json"],
 }
 
