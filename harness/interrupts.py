@@ -17,8 +17,8 @@ _ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run(load: Callable[[], Callable[[], Any]], code: int, said: str) -> Any:
     """Returns what ``load()()`` does, which heeds a Ctrl-C by itself. Where it can't, this one ends all.
 
-    One that waits since this process was started, as `let_through` has it, comes now. This one ends all by ``os._exit``:
-    an exception would be raised in whatever ``load`` imports, which may keep or change it.
+    One that waits since this process was started, as `let_through` has it, comes now. It ends all by ``os._exit``: an
+    exception would be raised in whatever ``load`` imports, which may keep or change it.
     """
 
     def end(*_: object) -> None:
