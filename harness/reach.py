@@ -48,7 +48,7 @@ class Reach:
     def __init__(self, targets: list[Target], record: Callable[[str], None], own: Collection[Path] | None = None):
         self._record = record
         self._own = own
-        self._others: Collection[Path] = ()  # libraries that earlier legs mapped, and this one did not load yet
+        self._others: set[Path] = set()  # libraries that earlier legs mapped, and this one did not load yet
         self._open = {target.name: target for target in targets}
         self._functions: dict[tuple[str, str], list[tuple[Target, set[int]]]] = {}
         self._loaders: dict[str, list[Target]] = {}
@@ -61,7 +61,7 @@ class Reach:
 
     def __enter__(self) -> Reach:
         if self._loaders and self._own is not None:
-            self._others = libraries() - set(self._own)
+            self._others = libraries().difference(self._own)
         if self._functions or self._loaders:
             sys.settrace(self._on_call)
         return self
@@ -82,11 +82,11 @@ class Reach:
         argument = self._others and _LOADERS.get((frame.f_globals.get("__name__", ""), code.co_name))
         if argument and frame.f_locals.get("handle") is None:  # else it is a library that is open, whatever the name
             loaded = os.path.realpath(str(frame.f_locals.get(argument)))  # as the kernel lists what is mapped
-            self._others = set(self._others) - {Path(loaded)}
+            self._others.discard(Path(loaded))
         for target in self._loaders.get(code.co_name, ()):
             module = (target.entered_by or "").rpartition(".")[0]
             if frame.f_globals.get("__name__") == module:
-                folders = {library.parent for library in libraries() - set(self._others)}
+                folders = {library.parent for library in libraries() - self._others}
                 if _built_from(Path(target.file), folders):
                     self._mark(target)
 
